@@ -61,6 +61,7 @@ TORCH_TESTS = tests/test_torch_private.py tests/record tests/watch tests/replay 
 # CI sets HASHES=1: then all that the tests need has the hashes that are noted here, except for torch and what comes with
 # it, of which every index has a build of its own.
 HASHES =
+NUMERICS = --cov=roundoff.kernels --cov=roundoff.formats
 WORKERS = 2
 SEEDS = 1
 SECONDS = 3600
@@ -117,8 +118,9 @@ coverage: $(STAMP) chromium
 	$(PYTHON) -m pytest -n 2 --dist worksteal -m "not slow" --cov=roundoff --cov-report=term --cov-report=html:htmlcov
 
 coverage-numerics: $(STAMP)
-	$(PYTHON) -m pytest -n 2 tests/kernels tests/formats src/roundoff/kernels src/roundoff/formats \
-	  --cov=roundoff.kernels --cov=roundoff.formats --cov-report=term --cov-fail-under=100
+	$(PYTHON) -m pytest -n 2 tests/kernels tests/formats src/roundoff/kernels src/roundoff/formats $(NUMERICS) --cov-report=
+	ROUNDOFF_TESTS_ON_DEVICE=1 $(PYTHON) -m pytest tests/device/test_kernels.py $(NUMERICS) --cov-append --cov-report=term \
+	  --cov-fail-under=100
 
 check: $(STAMP)
 	$(PYTHON) -m ruff format --check .

@@ -1,4 +1,4 @@
-"""How many trainings it takes to find the sites that spoil one, beside the two outer runs.
+"""How many trainings it takes to find the sites that spoil one, besides the two outer runs.
 
 Without a prior, over all places where the culprits can stand. With the prior, on a real net in which fp16 overflows at
 the culprits: one step of the fp32 training is measured, its suspects come first, and a judge really trains.
@@ -111,7 +111,7 @@ def with_prior(places: Places, num_sites: int) -> int:
 
 
 def searched(sites: Sequence[str], wanted: frozenset[str], is_good: Callable[[frozenset[str]], bool]) -> int:
-    """Return how many runs it takes, beside the outer two, to find exactly the culprits."""
+    """Return how many runs it takes, besides the outer two, to find exactly the culprits."""
     found = smallest_wide(sites, is_good)
     assert frozenset(found.sites) == wanted, (found.sites, wanted)
     assert found.is_minimal

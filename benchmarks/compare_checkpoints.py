@@ -28,7 +28,7 @@ PIECE = 1 << 24
 
 
 def parameters(megabytes: int) -> dict[str, Tensor]:
-    """Return the blocks of a transformer of so many megabytes."""
+    """Return the blocks of a transformer of this many megabytes."""
     state = {"embed.weight": torch.randn(8 * WIDTH, WIDTH)}
     block = {"attn.qkv": 3, "attn.out": 1, "mlp.fc1": 4, "mlp.fc2": 4}
     for number in range(max(1, round((megabytes * 1e6 / 4 / WIDTH**2 - 8) / 12))):

@@ -1,4 +1,4 @@
-"""What recording a step costs, beside what other tools ask for theirs: CPU time as a ratio to the plain step.
+"""What recording a step costs, next to what other tools cost: CPU time as a ratio to the plain step.
 
 python benchmarks/record_against_peers.py [--repeats 7] [--without-msprobe] [--json]
 
@@ -99,7 +99,7 @@ def msprobe_python() -> Path:
         except (OSError, subprocess.TimeoutExpired) as error:
             raise NotAvailable(f"{MSPROBE} could not be installed: {error}") from error
         if not _has_msprobe(python):
-            raise NotAvailable(f"{MSPROBE} was installed, but it cannot be imported beside torch {torch.__version__}")
+            raise NotAvailable(f"{MSPROBE} was installed, but it cannot be imported next to torch {torch.__version__}")
     return python
 
 
@@ -115,7 +115,7 @@ def _last_line(text: str) -> str:
 
 
 class Worker:
-    """A process that trains one step whenever it is asked to, and tells its CPU time.
+    """A process that trains one step on each request, and reports its CPU time.
 
     msprobe replaces torch's functions when it starts and does not put them back, so the plain step it is compared with
     runs in a second process of the same environment, in turn with it.
@@ -246,7 +246,7 @@ def main() -> int:
     if options.worker:
         return work(options.worker, options.model)
     torch.set_num_threads(1)
-    python, reason = None, "it was not asked for" if options.without_msprobe else None
+    python, reason = None, "it was not requested" if options.without_msprobe else None
     try:
         python = None if options.without_msprobe else msprobe_python()
         results = {name: measure(name, repeats=options.repeats, python=python) for name in STEPS}

@@ -1,7 +1,7 @@
 """The page of a run of 1,000 steps x 500 sites, every step recorded: how long it takes to write, its size, its opening.
 
 Must: written within 5 s, 8 MB at most, interactive in chromium within 3 s. Seconds are of processor time, which is what
-it takes where nobody else computes; the clock's are told beside them. The run is diagnosed, as a run is that was
+it takes on an idle machine; wall time is printed next to it. The run is diagnosed, like any run that was
 watched; writing includes starting Python and torch. Interactive: every script of the page has run, and the list of
 steps answers; counted is the page's main thread. Without chromium the last one is left out.
 

@@ -236,13 +236,13 @@ def msprobe_monitor(model: nn.Module) -> Iterator[None]:
         os.environ["MONITOR_OUTPUT_DIR"] = folder
         config = Path(folder) / "config.json"
         targets = {name: {} for name, module in model.named_modules() if name}
-        asked = {
+        requested = {
             "wg_distribution": True,
             "xy_distribution": True,
             "mv_distribution": True,
             "ops": ["norm", "max", "nans"],
         }
-        config.write_text(json.dumps({"targets": targets, "format": "csv", "all_xy": True, **asked}))
+        config.write_text(json.dumps({"targets": targets, "format": "csv", "all_xy": True, **requested}))
         monitor = TrainerMon(str(config), params_have_main_grad=False)
         monitor.set_monitor(model, optimizer, grad_acc_steps=1)
         yield

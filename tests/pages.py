@@ -2,7 +2,7 @@
 
 - Every ```python block is executed; the blocks of a page share their names, like one script.
 - Every `$ ...` line of a ```console block, and every line of a ```sh block, is a command. `make TARGET` must be a
-  target of the Makefile; anything else is run. The lines below a `$ ...` are its output, where `...` or `…` stands for
+  target of the Makefile; anything else is run. The lines below a `$ ...` are its output, where `...` or `…` means
   anything; a block that shows no output asks for none.
 - `<!-- not run: why -->` above a block, which no reader sees, leaves the block out.
 """
@@ -39,11 +39,11 @@ class Command:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """How a command ended, what it printed that a page may show, and what it said beside that."""
+    """How a command ended, what it printed that a page may show, and what it printed on stderr."""
 
     code: int
     shown: str
-    beside: str = ""
+    errors: str = ""
 
 
 def in_a_shell(line: str) -> Answer:
@@ -51,7 +51,7 @@ def in_a_shell(line: str) -> Answer:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path}
     answer = subprocess.run(line, shell=True, env=environment, capture_output=True, text=True, timeout=300)
-    return Answer(code=answer.returncode, shown=answer.stdout, beside=answer.stderr)
+    return Answer(code=answer.returncode, shown=answer.stdout, errors=answer.stderr)
 
 
 def blocks_of(page: str) -> Iterator[Block]:
@@ -90,7 +90,7 @@ def run_command(command: Command, run: Callable[[str], Answer]) -> None:
         assert [word for word in words if "=" not in word and word not in targets] == []
         return
     answer = run(command.line)
-    assert answer.code in (0, 1), f"{command.line}\n{answer.shown}\n{answer.beside}"
+    assert answer.code in (0, 1), f"{command.line}\n{answer.shown}\n{answer.errors}"
     if command.output:
         assert_shown(command.output, answer.shown)
 

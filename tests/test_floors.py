@@ -35,7 +35,7 @@ def room_of(path: Path) -> str:
 
 
 def imports_in(source: str, *, package: str) -> Iterator[str]:
-    """Yield the full name of everything imported, wherever the import stands; `package` is where the file lives."""
+    """Yield the full name of everything imported, wherever the import is; `package` is where the file lives."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

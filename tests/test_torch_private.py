@@ -231,7 +231,7 @@ def test_a_mode_cannot_be_removed_from_inside_itself():
     assert remove_mode(ours)
 
 
-def test_hidden_ops_are_seen_by_nobody():
+def test_hidden_ops_are_seen_by_no_mode():
     with Counting() as ours, torch.device("meta"):
         with hidden_from_modes():
             assert torch.ones(1).device.type == "cpu"
@@ -320,4 +320,4 @@ def test_the_local_part_of_a_plain_tensor_is_none():
 def test_ops_that_are_made_of_others_are_known():
     assert is_composite(torch.ops.aten.linear.default)
     assert not is_composite(torch.ops.aten.addmm.default)
-    assert not is_composite(torch.ops.aten.silu_backward.default)  # it has a kernel beside its composition
+    assert not is_composite(torch.ops.aten.silu_backward.default)  # it has a kernel besides its composition

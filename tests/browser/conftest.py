@@ -18,7 +18,7 @@ FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tab:
-    """A page that was opened, and what it complained about or asked for."""
+    """A page that was opened, and what it complained about or requested."""
 
     page: Page
     complaints: list[str] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""A served folder in a browser: the list, picking two, a run that goes on, tensors; no complaint, no stranger asked."""
+"""A served folder in a browser: the list, picking two, a run that goes on, tensors; no error, no other server."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def server(folder: Path) -> Iterator[Server]:
 
 @contextmanager
 def opening(browser: Browser, server: Server) -> Iterator[OpenPage]:
-    """Open addresses; at the end nothing may have complained, and only the server may have been asked."""
+    """Open addresses; at the end nothing may have complained, and only the server may have been requested."""
     complaints: list[str] = []
-    asked: list[str] = []
+    requested: list[str] = []
     pages: list[Page] = []
 
     def open_page(path: str, *, dark: bool = False) -> Page:
@@ -54,7 +54,7 @@ def opening(browser: Browser, server: Server) -> Iterator[OpenPage]:
         page.on("console", lambda message: complaints.append(message.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("dialog", lambda dialog: (complaints.append(dialog.message), dialog.dismiss()))
-        page.on("request", lambda request: asked.append(request.url))
+        page.on("request", lambda request: requested.append(request.url))
         pages.append(page)
         page.goto(server.address + path)
         return page
@@ -62,7 +62,7 @@ def opening(browser: Browser, server: Server) -> Iterator[OpenPage]:
     yield open_page
     for page in pages:
         page.close()
-    outside = [url for url in asked if not url.startswith((f"{server.address}/", "data:", "blob:"))]
+    outside = [url for url in requested if not url.startswith((f"{server.address}/", "data:", "blob:"))]
     assert (complaints, outside) == ([], [])
 
 
@@ -251,7 +251,7 @@ def test_the_page_of_a_run_that_goes_on_follows_it_and_stays_as_it_is_read(brows
         before = inside(page).locator("#step-table").bounding_box()
         with (run.path / "metrics-rank0.jsonl").open("a") as file:
             file.write(Metrics(step=2, loss=0.25).to_text() + "\n")
-        run.write_findings([finding("the loss fell")])  # what stands above grows
+        run.write_findings([finding("the loss fell")])  # what is above grows
         expect(page.locator("#live")).to_have_text("3 steps, loss 0.25")
         expect(inside(page).locator("#verdict")).to_contain_text("the loss fell")
         assert inside(page).locator("#step-choice").evaluate("it => it.selectedOptions[0].textContent") == "step 1"

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import roundoff.checkpoints.write.checkpoint_writer as writing_mindspore
-from roundoff.checkpoints.lazy_tensor import StoredTensor
+from roundoff.checkpoints.checkpoint import StoredTensor
 from roundoff.checkpoints.read.dispatch import read_checkpoint
 from roundoff.checkpoints.write.checkpoint_writer import write_checkpoint
 from roundoff.checkpoints.write.conversion import plan_conversion

@@ -42,15 +42,15 @@ def test_a_script_that_overflows_at_one_site_is_answered_with_the_op_and_a_recip
     assert first == "4:mul must stay in fp32: good with it, bad without it."
     assert "  without    4:mul: loss nan at step 0" in rest
     assert "  recipe     runs/bisect-1/recipe.toml" in rest
-    told = result.stderr.splitlines()
-    assert told[:2] == [
+    reported = result.stderr.splitlines()
+    assert reported[:2] == [
         "[before] unchanged: loss nan at step 0",
         "[before] measured step 2 in fp32, to search the most suspicious sites first",
     ]
-    assert told[2].startswith("[before] all 8 sites wide: finite, loss ")
-    assert told[3].startswith("[before] recipe fp32: finite, loss ")
-    assert told[4].startswith("[1/6] 1 site wide: good, finite, loss ")
-    assert "culprit 4" in told[4]
+    assert reported[2].startswith("[before] all 8 sites wide: finite, loss ")
+    assert reported[3].startswith("[before] recipe fp32: finite, loss ")
+    assert reported[4].startswith("[1/6] 1 site wide: good, finite, loss ")
+    assert "culprit 4" in reported[4]
     again = invoke("--bad", "runs/bisect-1/recipe.toml", "--seeds", "1", "planted.py", "4", "8")
     assert again.exit_code == 0
     assert again.stdout.startswith("Nothing to find: runs/bisect-1/recipe.toml is as good as fp32 here.")

@@ -51,30 +51,30 @@ def test_everything_is_in_the_table_the_csv_the_page_and_the_json(files: tuple[P
         ("equal", "fc.bias", "dense.bias"),
     ]
     assert "dense.kernel" in (tmp_path / "t.html").read_text()
-    told = json.loads(run(*files, "--json").output)
-    assert told["pairs"][0]["axes"] == [1, 0]
-    assert told["differs"] is False
+    reported = json.loads(run(*files, "--json").output)
+    assert reported["pairs"][0]["axes"] == [1, 0]
+    assert reported["differs"] is False
 
 
 def test_a_map_decides(files: tuple[Path, Path], tmp_path: Path):
     (tmp_path / "names.txt").write_text("# by hand\nfc.weight = dense.kernel  # as Keras has it\n")
-    told = json.loads(run(*files, "--map", tmp_path / "names.txt", "--json").output)
-    assert [each["paired_by"] for each in told["pairs"]] == ["map", "shape"]
+    reported = json.loads(run(*files, "--map", tmp_path / "names.txt", "--json").output)
+    assert [each["paired_by"] for each in reported["pairs"]] == ["map", "shape"]
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ("fc.weight", "Line 1 of the map"),
         ("\nfc.weight = dense.kernel\nfc.weight = dense.bias", "Line 3 of the map"),
         ("fc.wait = dense.kernel", "'fc.wait', which the reference does not have"),
     ],
 )
-def test_a_map_that_says_nothing_is_an_error(files: tuple[Path, Path], tmp_path: Path, text: str, told: str):
+def test_a_map_that_says_nothing_is_an_error(files: tuple[Path, Path], tmp_path: Path, text: str, reported: str):
     (tmp_path / "names.txt").write_text(text)
     result = run(*files, "--map", tmp_path / "names.txt")
     assert result.exit_code == 2
-    assert told in result.output
+    assert reported in result.output
 
 
 @pytest.mark.parametrize(

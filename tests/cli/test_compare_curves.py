@@ -84,14 +84,14 @@ def test_pattern_and_column_are_handed_on() -> None:
     assert "identical" in compare("b.log", "b.log", "--pattern", r"(?P<step>\d+) loss (?P<loss>\S+)").output
 
 
-def test_a_missing_column_is_told_and_ends_with_2() -> None:
+def test_a_missing_column_is_reported_and_ends_with_2() -> None:
     result = compare("a.csv", "a.csv", "--column", "nope")
     assert result.exit_code == 2
     assert "'a.csv' has no column 'nope'" in result.output
     assert "its columns are 'step', 'loss'" in result.output
 
 
-def test_a_page_that_cannot_be_written_is_told() -> None:
+def test_a_page_that_cannot_be_written_is_reported() -> None:
     result = compare("a.csv", "b.log", "--html", "nowhere/page.html")
     assert result.exit_code == 2
     assert "'nowhere/page.html' cannot be written" in result.output

@@ -59,12 +59,12 @@ def test_what_an_op_inherited_is_not_claimed_where_its_inputs_were_not_recorded(
 
 def test_json_csv_table_and_page_tell_the_same(folder: Path):
     result = compare(folder, "ref", "eps", "--json", "--csv", "rows.csv", "--html", "page.html")
-    told = json.loads(result.output)
-    assert told["finding"]["rule"] == "first-divergence"
-    assert (told["finding"]["site"], told["finding"]["op"]) == ("blocks.1.ln1", "aten.native_layer_norm#0")
+    reported = json.loads(result.output)
+    assert reported["finding"]["rule"] == "first-divergence"
+    assert (reported["finding"]["site"], reported["finding"]["op"]) == ("blocks.1.ln1", "aten.native_layer_norm#0")
     with (folder / "rows.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == told["num_tensors"]
+    assert len(rows) == reported["num_tensors"]
     worst = max(rows, key=lambda row: float(row["excess"]))
     assert (worst["site"], worst["op"]) == ("blocks.1.ln1", "aten.native_layer_norm#0")
     page = (folder / "page.html").read_text(encoding="utf-8")

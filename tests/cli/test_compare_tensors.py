@@ -43,7 +43,7 @@ def test_says_which_tensor_differs_first_and_ends_with_1():
     assert "channel 7 of 32" in result.output.replace("\n", " ")
 
 
-def test_ends_with_0_where_nothing_differs_or_it_was_asked_to():
+def test_ends_with_0_where_nothing_differs_or_with_exit_zero():
     result = compare("ref", "same")
     assert (result.exit_code, result.output) == (0, "All 2 pairs agree bit for bit.\n")
     assert compare("ref", "cand", "--exit-zero").exit_code == 0

@@ -1,4 +1,4 @@
-"""The demo before, beside and after its story, which tests/flows/test_demo.py plays whole."""
+"""The demo before, during and after its story, which tests/flows/test_demo.py plays whole."""
 
 from __future__ import annotations
 
@@ -85,10 +85,10 @@ def test_an_interrupt_is_quiet_and_leaves_no_process_behind(tmp_path: Path) -> N
         while not process.stdout.readline().startswith("$ "):
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
-        _, told = process.communicate(timeout=60)
+        _, reported = process.communicate(timeout=60)
         limit.cancel()
     assert process.returncode == 130
-    assert told == "interrupted; the files so far are in here\n"
+    assert reported == "interrupted; the files so far are in here\n"
     assert (tmp_path / "here" / "digits.py").is_file()
     deadline = time.monotonic() + 10
     while _processes_in(tmp_path / "here") and time.monotonic() < deadline:

@@ -155,7 +155,7 @@ def test_a_reader_that_leaves_early_ends_a_command_with_141_in_silence(tmp_path:
     assert stderr_and_code_without_reader(command, tmp_path) == ("", 141)
 
 
-def test_a_broken_pipe_of_somebody_else_is_not_hushed_up(tmp_path: Path):
+def test_a_broken_pipe_other_than_stdout_is_reported(tmp_path: Path):
     answer = run_planted(tmp_path, 'raise BrokenPipeError(32, "a worker died")')
     assert answer.returncode == 1
     assert "a worker died" in answer.stderr
@@ -167,7 +167,7 @@ def test_the_help_survives_a_reader_that_leaves_early(tmp_path: Path):
 
 
 def stderr_and_code_without_reader(command: list[str], folder: Path) -> tuple[str, int]:
-    """Run a command whose stdout is a pipe that nobody reads."""
+    """Run a command whose stdout is a pipe that no one reads."""
     reader, writer = os.pipe()
     os.close(reader)
     try:

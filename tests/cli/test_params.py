@@ -93,9 +93,9 @@ def test_json_holds_everything(tmp_path: Path):
     torch.save({"model": {"w": torch.tensor([1.0, torch.nan])}, "epoch": 3}, tmp_path / "a.pt")
     result = invoke(tmp_path / "a.pt", "--json")
     assert result.exit_code == 1
-    told = json.loads(result.output)
-    assert (told["format"], told["num_elements"], told["settings"]) == ("torch-zip", 2, {"epoch": 3})
-    assert told["tensors"] == [
+    reported = json.loads(result.output)
+    assert (reported["format"], reported["num_elements"], reported["settings"]) == ("torch-zip", 2, {"epoch": 3})
+    assert reported["tensors"] == [
         {
             "name": "w",
             "shape": [2],
@@ -145,7 +145,7 @@ def test_a_model_in_an_installed_package_is_found_by_its_module():
 
 
 @pytest.mark.parametrize(
-    ("source", "told"),
+    ("source", "reported"),
     [
         ("absent.pt", "CheckpointError: There is no checkpoint 'absent.pt'."),
         ("absent.py:build", "UsageError: There is no builder 'absent.py:build'."),
@@ -154,10 +154,10 @@ def test_a_model_in_an_installed_package_is_found_by_its_module():
         (str(Path(__file__)), "is a script, not a checkpoint"),
     ],
 )
-def test_what_cannot_be_looked_at_ends_with_2(source: str, told: str):
+def test_what_cannot_be_looked_at_ends_with_2(source: str, reported: str):
     result = invoke(source)
     assert result.exit_code == 2
-    assert told in result.output
+    assert reported in result.output
 
 
 @pytest.mark.parametrize("options", [(), ("--values",), ("--optimizer", "--values")])
@@ -189,7 +189,7 @@ def test_a_whole_model_is_listed_like_its_state(tmp_path: Path):
     assert whole == state
 
 
-def test_a_run_is_told_from_a_checkpoint(tmp_path: Path):
+def test_a_run_is_distinguished_from_a_checkpoint(tmp_path: Path):
     (tmp_path / "run.json").write_text("{}")
     result = invoke(tmp_path)
     assert result.exit_code == 2

@@ -395,7 +395,7 @@ def test_switches_of_the_environment_are_on_while_the_script_runs(monkeypatch: p
     assert record("--steps", "0", "random.py").stdout != first
 
 
-def test_a_switch_that_cannot_be_is_told_before_anything_runs(monkeypatch: pytest.MonkeyPatch):
+def test_a_switch_that_is_invalid_is_reported_before_anything_runs(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("ROUNDOFF_SWITCHES", json.dumps({"randomness": "often"}))
     result = CliRunner().invoke(command_line, ["record", "train.py"])
     assert result.exit_code == 2

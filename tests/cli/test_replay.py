@@ -139,7 +139,7 @@ def test_export_writes_a_script(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "reported"),
     [
         (("nowhere",), "'nowhere' does not exist"),
         (("healthy",), "No step was saved in 'healthy'"),
@@ -161,10 +161,10 @@ def test_export_writes_a_script(tmp_path: Path):
         (("run", "--builder", "model.py:build", "--recipe", "fp99"), "No recipe 'fp99'"),
     ],
 )
-def test_mistakes_are_told_without_a_traceback(words: tuple[str, ...], told: str):
+def test_mistakes_are_reported_without_a_traceback(words: tuple[str, ...], reported: str):
     answer = replay(*words)
     assert (answer.exit_code, answer.stdout) == (2, "")
-    assert told in answer.stderr
+    assert reported in answer.stderr
     assert "Traceback" not in answer.stderr
 
 
@@ -179,7 +179,7 @@ def test_mistakes_are_told_without_a_traceback(words: tuple[str, ...], told: str
         lambda tape: tape["calls"][0].update(args={"eval": "1"}),
     ],
 )
-def test_a_damaged_tape_is_told_without_a_traceback(damage, folder: Path, tmp_path: Path):
+def test_a_damaged_tape_is_reported_without_a_traceback(damage, folder: Path, tmp_path: Path):
     shutil.copytree(folder / "run", tmp_path / "run")
     path = tmp_path / "run" / "replay" / "step2" / "tape-rank0.json"
     tape = json.loads(path.read_text())

@@ -24,7 +24,7 @@ AGAIN = Rerun(
 )  # fmt: skip
 
 
-def test_a_saved_step_is_told_with_a_builder_for_it() -> None:
+def test_a_saved_step_is_reported_with_a_builder_for_it() -> None:
     assert saved_text(SAVED, run=RUN).splitlines() == [
         "step 12 of runs/train-3",
         "  origin     no single op made the bad value; roundoff diagnose says more",
@@ -54,7 +54,7 @@ def test_several_models_no_optimizer_and_a_loss_change_the_builder() -> None:
     assert "  optimizer  none" in text
 
 
-def test_the_optimizer_of_a_recipe_and_one_of_somebody_else_are_made_in_their_own_ways() -> None:
+def test_the_optimizer_of_a_recipe_and_a_third_party_one_are_made_in_their_own_ways() -> None:
     assert "roundoff.apply_recipe(model, ..., ...)" in saved_text(
         replace(SAVED, optimizers=("RecipeOptimizer",)), run=RUN
     )
@@ -73,7 +73,7 @@ def test_long_batches_are_cut_and_numbers_that_are_not_finite_are_counted() -> N
     ("is_finite", "end"),
     [(True, "; in fp64 it is finite"), (False, "; not finite in fp64 either"), (None, "model.py:41")],
 )
-def test_an_origin_is_told_with_what_fp64_makes_of_it(is_finite: bool | None, end: str) -> None:
+def test_an_origin_is_reported_with_what_fp64_makes_of_it(is_finite: bool | None, end: str) -> None:
     origin = Origin(
         step=12, phase="forward", site="attn", op="aten.bmm#0", overload="aten::bmm", source="model.py:41",
         is_finite_in_fp64=is_finite,
@@ -83,7 +83,7 @@ def test_an_origin_is_told_with_what_fp64_makes_of_it(is_finite: bool | None, en
     assert line.endswith(end)
 
 
-def test_a_step_that_came_out_the_same_is_told_in_three_lines() -> None:
+def test_a_step_that_came_out_the_same_is_reported_in_three_lines() -> None:
     assert rerun_text(AGAIN, run=RUN, builder="b.py:build").splitlines() == [
         "step 12: everything that matters is finite, as it was.",
         "  loss       0.5, as it was",
@@ -101,7 +101,7 @@ def test_a_bad_loss_leads_to_a_wider_recipe_and_a_loss_of_nan_is_as_it_was() -> 
     ]
 
 
-def test_another_recipe_is_told_with_its_loss_and_scale() -> None:
+def test_another_recipe_is_reported_with_its_loss_and_scale() -> None:
     again = replace(AGAIN, recipe="O2", saved_losses=(NAN,), was_bad=True, loss_scale=1024.0, has_optimizer=False)
     assert rerun_text(again, run=RUN, builder="b.py:build").splitlines() == [
         "step 12 with recipe O2: everything that matters is finite.",

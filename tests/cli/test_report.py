@@ -36,7 +36,7 @@ def test_a_second_page_replaces_the_first_and_the_run_still_opens(run: Path) -> 
     assert invoke(str(run)).exit_code == 0
 
 
-def test_writes_it_where_it_is_told(run: Path, tmp_path: Path) -> None:
+def test_writes_it_where_requested(run: Path, tmp_path: Path) -> None:
     assert invoke(str(run), "-o", str(tmp_path / "page.html")).exit_code == 0
     assert (tmp_path / "page.html").exists()
     assert not (run / "report.html").exists()

@@ -68,19 +68,19 @@ def test_prints_the_address_answers_there_and_ends_quietly_with_an_interrupt(fol
 
 def test_tells_a_machine_where_it_is_and_asks_strangers_for_a_token(folder: Path) -> None:
     with started(str(folder), "--port", "0", "--host", "0.0.0.0", "--json") as (_, line):
-        told = json.loads(line)
-        assert (told["folder"], told["num_runs"]) == (str(folder), 1)
-        assert told["address"].endswith(f":{told['port']}/?token={told['token']}")
-        assert len(told["token"]) >= 32
-        here = f"http://127.0.0.1:{told['port']}/api/runs"
+        reported = json.loads(line)
+        assert (reported["folder"], reported["num_runs"]) == (str(folder), 1)
+        assert reported["address"].endswith(f":{reported['port']}/?token={reported['token']}")
+        assert len(reported["token"]) >= 32
+        here = f"http://127.0.0.1:{reported['port']}/api/runs"
         with pytest.raises(urllib.error.HTTPError, match="401"):
             fetch(here)
-        request = urllib.request.Request(here, headers={"Authorization": f"Bearer {told['token']}"})
+        request = urllib.request.Request(here, headers={"Authorization": f"Bearer {reported['token']}"})
         with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as answer:
             assert json.load(answer)["runs"][0]["name"] == "one"
 
 
-def test_a_port_that_is_taken_is_told_with_another(folder: Path) -> None:
+def test_a_port_that_is_taken_is_reported_with_another(folder: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -92,7 +92,7 @@ def test_a_port_that_is_taken_is_told_with_another(folder: Path) -> None:
         )
 
 
-def test_a_host_that_is_not_ours_is_told(folder: Path) -> None:
+def test_a_host_that_is_not_ours_is_reported(folder: Path) -> None:
     assert "Unknown host 'nowhere.invalid'." in refused(str(folder), "--host", "nowhere.invalid")
     assert "'192.0.2.1' is not an address to listen on." in refused(str(folder), "--host", "192.0.2.1")
 
@@ -102,7 +102,7 @@ def test_a_token_that_cannot_be_used_is_refused(folder: Path, token: str) -> Non
     assert "Invalid token." in refused(str(folder), "--port", "0", "--token", token)
 
 
-def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_there_is_reported(tmp_path: Path) -> None:
     assert f"'{tmp_path / 'none'}' does not exist." in refused(str(tmp_path / "none"))
     (tmp_path / "file").touch()
     assert f"'{tmp_path / 'file'}' is no folder." in refused(str(tmp_path / "file"))

@@ -36,7 +36,7 @@ def test_a_terminal_has_a_bar_with_names_as_they_are(monkeypatch: pytest.MonkeyP
     assert "top-1" not in text
 
 
-def test_a_row_that_failed_is_told_at_once_on_a_terminal(monkeypatch: pytest.MonkeyPatch):
+def test_a_row_that_failed_is_reported_at_once_on_a_terminal(monkeypatch: pytest.MonkeyPatch):
     assert "[2/2] half: failed: boom" in shown(monkeypatch, GOOD, FAILED)
 
 

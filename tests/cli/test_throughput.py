@@ -15,7 +15,7 @@ def invoke(*arguments: str) -> Result:
 
 @pytest.fixture
 def speeds(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, int], float | None]:
-    """Stands for the measurements: samples a second by recipe and threads; None is a failure."""
+    """Replaces the measurements: samples a second by recipe and threads; None is a failure."""
     table: dict[tuple[str, int], float | None] = {}
 
     def measured(common: TrainConfig, launch: Launch, *, seconds: float) -> Speed:

@@ -1,6 +1,6 @@
 // A simulated accelerator, registered with torch as its PrivateUse1 backend: two devices that use the CPU's kernels.
 //
-// Memory is mapped twice. Tensors show the first mapping, which nobody may read or write, so that code which takes a
+// Memory is mapped twice. Tensors show the first mapping, which no one may read or write, so that code which takes a
 // device address for a host address dies on the spot. Kernels use the second mapping of the same pages.
 //
 // Every op arrives in `run_op`, boxed: its tensors are replaced by CPU tensors on the second mapping, and its CPU
@@ -447,7 +447,7 @@ Tensor kept(const Tensor& x) {
   return copy;
 }
 
-/** What an op would return, as meta tensors; nothing if that depends on the data or nobody knows. */
+/** What an op would return, as meta tensors; nothing if that depends on the data or is unknown. */
 std::optional<std::vector<Tensor>> inferred(const OperatorHandle& op, const Stack& arguments, Device on) {
   for (const auto& result : op.schema().returns())
     if (result.type()->kind() != c10::TypeKind::TensorType && !result.type()->isSubtypeOf(*c10::ListType::ofTensors()))
@@ -698,7 +698,7 @@ void autocast(const OperatorHandle& op, Stack* stack) {
   op.callBoxed(stack);
 }
 
-/** The name behind an entry of torch's lists, which is `op` or `op, overload`. */
+/** The name in an entry of torch's lists, which is `op` or `op, overload`. */
 std::string op_name(std::string text) {
   auto comma = text.find(", ");
   return comma == std::string::npos ? text : text.replace(comma, 2, ".");

@@ -72,7 +72,7 @@ def test_a_wrong_channel_is_named() -> None:
     assert (wrong.channels, wrong.num_channels) == ((3,), 8)
 
 
-def test_a_shape_that_is_wrong_is_told_from_the_others() -> None:
+def test_a_shape_that_is_wrong_is_distinguished_from_the_others() -> None:
     with faulty("addmm", factor=1.01, shape=(16, 10)):
         ops = check()
 

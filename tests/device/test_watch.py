@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from roundoff.diagnose import diagnose_run
-from roundoff.kernels.host_copies import HostCopies, LateNumber, Reading, read_now
+from roundoff.kernels.host_copies import read_now
 from roundoff.record.loop.sites import Sites
 from roundoff.runs import Run
 from roundoff.watch import measures
@@ -185,27 +185,3 @@ def test_measuring_a_parameter_takes_twice_its_memory_at_most_and_less_of_a_larg
         row = columns.to_rows().to_list()[0]
         numbers[device] = [*(row[name] for name in MEASURED), norm or 0.0]
     assert numbers["sim"] == pytest.approx(numbers["cpu"], rel=1e-5)
-
-
-def _twice_read(x: Tensor) -> Reading[list[float]]:
-    (first,) = yield [x]
-    (second,) = yield [x * 2]
-    return [*first.tolist(), *second.tolist()]
-
-
-def test_what_is_on_the_device_is_read_when_it_is_delivered() -> None:
-    results: list[list[float]] = []
-    x = torch.tensor([1.0, 2.0])
-    copies = HostCopies()
-    copies.read(_twice_read(x), results.append)
-    assert results == [[1, 2, 2, 4]]
-    with behaving(execution="when waited for"):
-        there = x.to("sim") + 1
-        copies.read(_twice_read(there), results.append)
-        number = LateNumber(there.sum())
-        there.zero_()
-        assert (len(results), number.is_there) == (1, False)
-        copies.deliver()
-        assert (results[1], number.is_there, float(number)) == ([2, 3, 0, 0], True, 5.0)
-        HostCopies(max_bytes=4).read(_twice_read(there), results.append)
-        assert (results[2], read_now(_twice_read(there))) == ([0] * 4, [0] * 4)

@@ -1,4 +1,4 @@
-"""Pages that speak of the reader's own files and models do what they say, block by block, with some made here."""
+"""Pages about the reader's own files and models do what they say, block by block, with some made here."""
 
 from pathlib import Path
 
@@ -81,6 +81,6 @@ def test_the_page_does_what_it_says(name: str, tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.name)
 def test_every_page_that_tells_what_to_type_is_run_by_some_test(page: Path):
-    told = [block for block in blocks_of(page.read_text()) if block.language in ("python", "console", "sh")]
+    reported = [block for block in blocks_of(page.read_text()) if block.language in ("python", "console", "sh")]
     tests = [path for path in (ROOT / "tests").rglob("test_*.py") if page.name in path.read_text()]
-    assert tests or not told
+    assert tests or not reported

@@ -54,9 +54,9 @@ def test_every_public_name_is_in_the_reference(site: Path, module: str):
 
 
 def test_no_page_asks_another_host_for_anything(site: Path):
-    asked = {asset for page in site.rglob("*.html") for asset in assets_of(page.read_text()) if is_elsewhere(asset)}
+    requested = {asset for page in site.rglob("*.html") for asset in assets_of(page.read_text()) if is_elsewhere(asset)}
     styles = {url for sheet in site.rglob("*.css") for url in re.findall(r"url\(['\"]?([^)'\"]+)", sheet.read_text())}
-    assert asked == set()
+    assert requested == set()
     assert {url for url in styles if is_elsewhere(url)} == set()
 
 

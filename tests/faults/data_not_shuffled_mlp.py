@@ -1,4 +1,4 @@
-"""A DataLoader that nobody told to shuffle."""
+"""A DataLoader without shuffle=True."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A square root behind a mask: the loss is finite, and the gradients are NaN."""
+"""A square root inside a mask: the loss is finite, and the gradients are NaN."""
 
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-"""An average of the weights that starts as a state dict nobody cloned: it is the weights themselves."""
+"""An average of the weights that starts as a state dict that was not cloned: it is the weights themselves."""
 
 import torch
 from torch import nn

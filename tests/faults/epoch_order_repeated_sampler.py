@@ -1,4 +1,4 @@
-"""Two ranks with a DistributedSampler that is never told of a new epoch."""
+"""Two ranks with a DistributedSampler whose set_epoch is never called."""
 
 import torch
 import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""An evaluation switches to eval mode, and nobody switches back."""
+"""An evaluation switches to eval mode, and the script never switches back."""
 
 import torch
 import torch.nn.functional as F

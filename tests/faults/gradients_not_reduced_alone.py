@@ -1,4 +1,4 @@
-"""Two ranks that were started together and never speak: a transformer on each."""
+"""Two ranks that were started together and never communicate: a transformer on each."""
 
 import torch
 import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""The same behind a GradScaler, with the gradients cleared on the model right after each backward but the last."""
+"""The same with a GradScaler, with the gradients cleared on the model right after each backward but the last."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Stopped gradients as they are meant: a target branch, and a pooler whose result nobody uses."""
+"""Stopped gradients as they are meant: a target branch, and a pooler whose result is not used."""
 
 import torch
 from torch import nn

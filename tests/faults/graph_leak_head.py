@@ -1,4 +1,4 @@
-"""A second head that nobody trains yet leaves its outputs, with their graphs, in a list of the model."""
+"""A second head that is not trained yet leaves its outputs, with their graphs, in a list of the model."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A language model that is asked for the very token it is given: nobody shifted the targets."""
+"""A language model whose target is the very token it is given: the targets were not shifted."""
 
 import torch
 from torch import nn

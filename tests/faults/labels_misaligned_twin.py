@@ -1,4 +1,4 @@
-"""Targets one ahead of the inputs for a language model, at the same place for a tagger, and hidden ones told again."""
+"""Targets one ahead of the inputs for a language model, at the same place for a tagger, and hidden tokens."""
 
 import torch
 import torch.nn.functional as F
@@ -25,8 +25,8 @@ for step in range(60):
     speaking = F.cross_entropy(speaker(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
     tagging = F.cross_entropy(tagger(ids).flatten(0, 1), (ids % 5).flatten())
     hidden = torch.rand(ids.shape) < 0.15
-    told = torch.where(hidden, ids, torch.full_like(ids, -100))
-    filling = F.cross_entropy(filler(ids.masked_fill(hidden, 23)).flatten(0, 1), told.flatten(), ignore_index=-100)
+    targets = torch.where(hidden, ids, torch.full_like(ids, -100))
+    filling = F.cross_entropy(filler(ids.masked_fill(hidden, 23)).flatten(0, 1), targets.flatten(), ignore_index=-100)
     optimizer.zero_grad()
     (speaking + tagging + filling).backward()
     optimizer.step()

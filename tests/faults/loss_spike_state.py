@@ -1,4 +1,4 @@
-"""Somebody writes noise over a layer in the middle of a training; the batches are as ever."""
+"""Noise is written over a layer in the middle of a training; the batches are as ever."""
 
 import torch
 from torch import nn

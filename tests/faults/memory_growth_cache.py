@@ -1,4 +1,4 @@
-"""A cache of prepared batches that nobody empties."""
+"""A cache of prepared batches that is never emptied."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Nobody clears the gradients."""
+"""The gradients are never cleared."""
 
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-"""A data set mapped from a file that somebody cuts short in the middle of an epoch."""
+"""A data set mapped from a file that is cut short in the middle of an epoch."""
 
 import os
 

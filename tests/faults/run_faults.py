@@ -59,7 +59,7 @@ class Expected:
     """Written after the rule, which was never tuned on it."""
     healthy: bool = False
     fails: str | None = None
-    """Why the diagnosis of this script is wrong today: a test that fails as expected, until somebody improves it."""
+    """Why the diagnosis of this script is wrong today: a test that fails as expected, until the rule is improved."""
     seed: int | None = None
     folder: Path = FOLDER
 

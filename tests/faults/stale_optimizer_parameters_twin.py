@@ -1,4 +1,4 @@
-"""A head that is replaced half-way, and an optimizer that is told about it."""
+"""A head that is replaced half-way, and an optimizer that gets its parameters."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""One loud batch, half precision, and nobody who looks at the gradients before the step."""
+"""One loud batch, half precision, and no check of the gradients before the step."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Dropout as a function, which nobody told whether the model is in training."""
+"""Dropout as a function, called without saying whether the model is in training."""
 
 import torch
 import torch.nn.functional as F

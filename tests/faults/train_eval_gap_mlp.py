@@ -1,4 +1,4 @@
-"""A norm written by hand: it uses the batch in training, and statistics that nobody ever updates in evaluation."""
+"""A norm written by hand: it uses the batch in training, and statistics that are never updated in evaluation."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""`roundoff bisect`, typed by somebody whose training breaks in fp16, who stops it half-way and goes on."""
+"""`roundoff bisect`, typed by a user whose training breaks in fp16, who stops it half-way and resumes it."""
 
 from __future__ import annotations
 

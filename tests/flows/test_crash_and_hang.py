@@ -62,7 +62,7 @@ def line_of(script: str) -> int:
     return next(number for number, line in enumerate(script.splitlines(), 1) if "# planted" in line)
 
 
-def test_a_crash_is_told_with_step_site_and_line(tmp_path: Path):
+def test_a_crash_is_reported_with_step_site_and_line(tmp_path: Path):
     (tmp_path / "train.py").write_text(TRAIN)
     answer = run_in(tmp_path, "-m", "roundoff", "run", "train.py", "crash")
     assert answer.returncode == -11
@@ -74,7 +74,7 @@ def test_a_crash_is_told_with_step_site_and_line(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_a_kill_is_told_and_memory_is_not_blamed_without_evidence(tmp_path: Path):
+def test_a_kill_is_reported_and_memory_is_not_blamed_without_evidence(tmp_path: Path):
     (tmp_path / "train.py").write_text(TRAIN)
     answer = run_in(tmp_path, "-m", "roundoff", "run", "train.py", "kill")
     assert answer.returncode == -9
@@ -83,7 +83,7 @@ def test_a_kill_is_told_and_memory_is_not_blamed_without_evidence(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_nothing_is_told_of_a_healthy_process(tmp_path: Path):
+def test_nothing_is_reported_of_a_healthy_process(tmp_path: Path):
     (tmp_path / "train.py").write_text(TRAIN)
     answer = run_in(tmp_path, "-m", "roundoff", "run", "--hang-after", "30", "train.py", "nothing")
     assert (answer.returncode, answer.stdout) == (0, "")

@@ -155,9 +155,9 @@ def test_an_interrupted_plan_goes_on_and_repeats_no_training(folder: Path) -> No
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
         assert process.stderr is not None
-        told = process.stderr.read()
+        reported = process.stderr.read()
     assert process.returncode == 130
-    assert "every finished training is kept. To resume: roundoff plan --steps 20 healthy.py 20" in told
+    assert "every finished training is kept. To resume: roundoff plan --steps 20 healthy.py 20" in reported
     before = kept.read_text()
     assert not (folder / "runs" / "plan-1" / "answer.json").exists()
 

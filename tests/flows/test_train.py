@@ -1,4 +1,4 @@
-"""`roundoff train`, typed by somebody who stops it, goes on, and looks at what it left."""
+"""`roundoff train`, typed by a user who stops it, resumes it, and looks at what it left."""
 
 from __future__ import annotations
 

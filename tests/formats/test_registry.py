@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from roundoff.errors import FormatError
-from roundoff.formats import FixedPoint, SmallFloat, format_named, known_formats, round_to
+from roundoff.formats import FixedPoint, SmallFloat, eps_of_dtype, format_named, known_formats, round_to
 
 NAMES = [
     "fp64",
@@ -103,3 +103,10 @@ def test_every_format_holds_the_limits_it_states(fmt):
         beyond = round_to(torch.tensor([2 * fmt.largest], dtype=torch.float64), fmt).item()
         expected = {"saturate": fmt.largest, "infinity": math.inf, "nan": math.nan}[fmt.overflow]
         assert beyond == pytest.approx(expected, rel=0, nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu"]
+)
+def test_the_eps_of_a_dtype_is_torchs(dtype: str):
+    assert eps_of_dtype(dtype) == torch.finfo(getattr(torch, dtype)).eps

@@ -46,7 +46,7 @@ def test_the_fewest_bits_are_those_that_compress():
     assert Recipe(name="a", activation_bits=8, activation_sites={"0": 4, "1": 32}).least_activation_bits == 4
 
 
-def test_bits_that_cannot_be_are_told_with_their_line():
+def test_invalid_bits_are_reported_with_their_line():
     text = 'name = "a"\n[activation_sites]\n"blocks.*" = 3\n'
     with pytest.raises(RecipeError, match=r"'mine.toml' line 3: .*activation_sites.\"blocks.\*\" = 3 is invalid"):
         from_toml(text, where="mine.toml", named=recipe_named)

@@ -16,7 +16,7 @@ WAYS += [(name, "native") for name in ("O1", "O2", "half", "bf16")]
 
 
 class Overflowing(nn.Module):
-    """A layer whose result is beyond fp16, and one behind it that brings it back."""
+    """A layer whose result is beyond fp16, and one after it that brings it back."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,11 +74,11 @@ def test_a_site_of_another_narrow_format_takes_and_gives_numbers_of_it():
     seen = {}
     model[3].register_forward_hook(lambda module, args, output: seen.update(before=output.detach()))
     model[4].register_forward_hook(lambda module, args, output: seen.update(input=args[0].detach()))
-    model[5].register_forward_hook(lambda module, args, output: seen.update(behind=args[0].detach()))
+    model[5].register_forward_hook(lambda module, args, output: seen.update(after=args[0].detach()))
     model(IMAGES[:16])
     assert torch.equal(seen["input"], round_to(seen["before"], "bf16"))
-    assert torch.equal(seen["behind"], round_to(seen["behind"], "bf16"))
-    assert torch.equal(seen["behind"], round_to(seen["behind"], "fp16"))
+    assert torch.equal(seen["after"], round_to(seen["after"], "bf16"))
+    assert torch.equal(seen["after"], round_to(seen["after"], "fp16"))
 
 
 def test_the_last_matching_pattern_counts_and_what_is_below_follows():

@@ -57,8 +57,8 @@ def test_the_run_says_what_was_requested(tmp_path):
         train(1)
     info = Run.open(tmp_path / "run").info
     assert (info.command, info.seed, info.status) == (("python", "a.py"), 7, "finished")
-    asked = {"level": "tensors", "inputs": True, "histograms": False, "reference": None, "stacks": False}
-    assert info.settings == {**asked, "k": 1}
+    requested = {"level": "tensors", "inputs": True, "histograms": False, "reference": None, "stacks": False}
+    assert info.settings == {**requested, "k": 1}
 
 
 def test_the_folder_is_named_by_text_or_path_and_made_with_its_parents(tmp_path):

@@ -618,7 +618,7 @@ def test_every_plain_convolution_is_judged(
     assert max_ulps(aten.convolution.default, x, weight, numbers(4), *options) <= 4
     grad = aten.convolution.default(x, weight, None, *options)
     found = introduced(aten.convolution_backward.default, grad, x, weight, [4], *options, mask)
-    assert len(found) >= sum(mask)  # the kernel may compute more than it was asked for
+    assert len(found) >= sum(mask)  # the kernel may compute more than was requested
     assert all(error.max_ulps <= 4 for error in found)
 
 

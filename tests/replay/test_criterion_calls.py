@@ -78,7 +78,7 @@ def test_what_made_the_scores_is_found_through_views(make: Callable[[Tensor], Te
     assert call.made_by == made_by
 
 
-def test_probabilities_and_their_logarithms_are_told_apart() -> None:
+def test_probabilities_and_their_logarithms_are_distinguished() -> None:
     x = torch.randn(5, 3, requires_grad=True)
     y = torch.tensor([0, 1, 2, 0, 1])
     rows = [calls_in(lambda f=f: F.nll_loss(f(x), y))[0] for f in (lambda x: x.softmax(1), lambda x: x.log_softmax(1))]

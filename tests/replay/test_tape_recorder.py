@@ -100,7 +100,7 @@ def test_writing_into_state_without_gradients_is_noted_also_through_an_alias(tap
         taping.weight.clamp_(-1, 1)
         taping.buffer.mul_(2)
         taping.weight.data.add_(1)
-        torch.zeros(2).add_(1)  # nobody's
+        torch.zeros(2).add_(1)  # no parameter's
     assert taping.names == ["clamp_", "mul_", "__get__", "add_"]
 
 
@@ -152,7 +152,7 @@ def test_who_looks_and_fails_costs_the_tape_and_not_the_loop() -> None:
 
 def test_what_came_before_the_first_step_stays_only_where_its_graph_does(taping: Taping) -> None:
     kept = taping.weight * 2
-    taping.weight * 3  # a graph that nobody holds
+    taping.weight * 3  # a graph that nothing holds
     torch.ones(2) + 1
     taping.tape.begin()
     assert taping.names == ["mul"]

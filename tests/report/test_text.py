@@ -31,8 +31,8 @@ def test_says_plainly_when_nothing_was_found() -> None:
 
 
 def test_nothing_found_is_one_line_with_what_the_watch_cost() -> None:
-    told = "watched 1204 steps in 6 min 12 s; roundoff added 5.0 s (1.4 %): first steps 3.0 s, the rest 2.0 s"
-    assert findings_text([], watched=WATCHED) == f"Nothing found; {told}"
+    reported = "watched 1204 steps in 6 min 12 s; roundoff added 5.0 s (1.4 %): first steps 3.0 s, the rest 2.0 s"
+    assert findings_text([], watched=WATCHED) == f"Nothing found; {reported}"
 
 
 def test_lays_a_finding_out_with_its_place_first_and_its_source_at_the_right_edge() -> None:

@@ -200,7 +200,7 @@ def test_a_full_disk_ends_the_notes_and_nothing_else(path: Path, request: pytest
     request.getfixturevalue("full_disk")
     for step in range(100):
         recorder.note(step=step, phase="backward")
-    assert not path.exists()  # a file that stands still would look like a process that hangs
+    assert not path.exists()  # a file that does not change would look like a process that hangs
 
 
 def test_records_are_read_back_in_order_across_the_writes_of_the_ring(path: Path):

@@ -1,4 +1,4 @@
-"""What runs hold, asked for as JSON from a real server."""
+"""What runs hold, requested as JSON from a real server."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ def test_metrics_come_some_at_a_time(server: Server) -> None:
 
 
 def test_events_come_some_at_a_time_and_all_of_them_in_the_end(server: Server) -> None:
-    asked, found = "/api/runs/reference/events?step=1&phase=forward", []
+    requested, found = "/api/runs/reference/events?step=1&phase=forward", []
     offset: int | None = 0
     while offset is not None:
-        answer = server.json(f"{asked}&limit=7&offset={offset}")
+        answer = server.json(f"{requested}&limit=7&offset={offset}")
         found += answer["events"]
         offset = answer["next"]
-    assert found == server.json(f"{asked}&limit=1000")["events"]
+    assert found == server.json(f"{requested}&limit=1000")["events"]
     assert len(found) > 7
     assert {event["phase"] for event in found} == {"forward"}
 

@@ -14,10 +14,10 @@ from tests.serve.conftest import record_tensors
 from tests.serve.serving import serving
 
 PAGE = (Path(__file__).parents[2] / "docs" / "serve.md").read_text()
-ASKED = re.findall(r"http://[\w.-]+:7007(/api[^\s']*)", PAGE)
+REQUESTED = re.findall(r"http://[\w.-]+:7007(/api[^\s']*)", PAGE)
 
 
-@pytest.mark.parametrize("path", ASKED)
+@pytest.mark.parametrize("path", REQUESTED)
 def test_what_the_page_asks_for_is_answered(path: str, tmp_path: Path) -> None:
     record_tensors(tmp_path / "train-1")
     with serving(tmp_path) as server:
@@ -29,4 +29,4 @@ def test_the_page_has_all_addresses_and_all_states(tmp_path: Path) -> None:
     routes = {route.path.replace("{name}", "NAME") for route in Api(folder=folder, rows=RunRows(folder)).routes()}
     assert routes == set(re.findall(r"^\| `(/api[^`]*)` \|", PAGE, re.M))
     assert all(re.search(rf"^\| [^|]*\b{state}\b[^|]* \|", PAGE, re.M) for state in (*STATES, "damaged"))
-    assert len(ASKED) >= 5
+    assert len(REQUESTED) >= 5

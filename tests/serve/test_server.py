@@ -24,7 +24,7 @@ import asyncio
 from roundoff.serve.server import listen, serve_until_stopped
 
 async def app(scope, receive, send):
-    print("asked", flush=True)
+    print("requested", flush=True)
     await asyncio.sleep(1000)
 
 listening = listen("127.0.0.1", 0)
@@ -42,7 +42,7 @@ def test_who_ends_a_server_need_not_wait_for_its_answers_nor_read_about_them() -
             port = int(process.stdout.readline())
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_SECONDS)
             connection.request("GET", "/")
-            assert process.stdout.readline() == "asked\n"
+            assert process.stdout.readline() == "requested\n"
             process.send_signal(signal.SIGINT)
             rest, errors = process.communicate(timeout=PATIENCE_SECONDS)
             connection.close()

@@ -141,7 +141,7 @@ def _cpu_seconds_of_children() -> float:
 
 
 def _codes(children: Sequence[int], *, deadline: float) -> list[int]:
-    """Wait until all children have ended; those that hang are asked for their stacks, and killed."""
+    """Wait until all children have ended; those that hang print their stacks, and killed."""
     codes: dict[int, int] = {}
     while len(codes) < len(children):
         for child in (child for child in children if child not in codes):
@@ -233,7 +233,7 @@ def _run_as_python_does(script: str) -> None:
 
 
 _PORTS = itertools.count(20_000 + os.getpid() % 500 * 20)
-"""Below those that systems give to whoever asks for any: nobody takes one between finding it free and its use."""
+"""Below those that systems assign automatically, so that no one takes one between finding it free and its use."""
 
 
 def _free_address(ranks: int) -> dict[str, str]:

@@ -76,7 +76,7 @@ def test_a_training_is_bit_for_bit_what_it_is_without_the_tracker(
     assert len(Run.open(tmp_path / "run").metrics()) == num_steps
 
 
-def test_a_bad_sample_is_told_from_the_step_it_came_with(tmp_path: Path, capsys):
+def test_a_bad_sample_is_distinguished_from_the_step_it_came_with(tmp_path: Path, capsys):
     tracker = WatchTracker(tmp_path / "run")
     train(tracker, bad_sample=8 * 3 + 2)
     assert tracker.findings[0].step == 3

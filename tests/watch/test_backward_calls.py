@@ -50,7 +50,9 @@ def test_each_backward_of_the_loop_is_taped_with_its_loss(watch: Watch) -> None:
     assert len(optimizer.param_groups) == 1
 
 
-def test_gradients_that_are_returned_or_differentiated_again_are_told_and_not_taped_as_backward(watch: Watch) -> None:
+def test_gradients_that_are_returned_or_differentiated_again_are_reported_and_not_taped_as_backward(
+    watch: Watch,
+) -> None:
     model = nn.Linear(2, 1)
     optimizer = accumulating(model)
     x = torch.ones(1, 2, requires_grad=True)

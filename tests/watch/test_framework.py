@@ -93,7 +93,7 @@ def test_a_forked_worker_does_not_end_the_watch_of_its_parent(
     capsys.readouterr()
 
 
-def test_a_missing_library_is_told_with_what_to_install() -> None:
+def test_a_missing_library_is_reported_with_what_to_install() -> None:
     error = missing_library("Lightning", extra="lightning")
     assert "Lightning, which is not installed" in str(error)
     assert "pip install 'roundoff[lightning]'" in str(error)

@@ -83,7 +83,7 @@ def test_loaded_weights_end_what_can_be_rebuilt(watch: Watch, model: nn.Module) 
     assert "load" in noted(watch)
 
 
-def test_loaders_are_numbered_and_the_content_of_their_data_is_told(watch: Watch) -> None:
+def test_loaders_are_numbered_and_the_content_of_their_data_is_reported(watch: Watch) -> None:
     first, second = (DataLoader(TensorDataset(torch.full((2, 1), value))) for value in (1.0, 2.0))
     for loader in (first, second, first):
         list(loader)

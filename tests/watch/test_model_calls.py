@@ -24,7 +24,7 @@ class Inner(nn.Linear):
 
 
 class Calls(nn.Module):
-    """Calls itself as often as it is asked to."""
+    """Calls itself as often as its argument says."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -247,7 +247,7 @@ def test_leaves_nothing_behind(tmp_path: Path):
     assert "roundoff" not in getattr(torch.optim.Optimizer.zero_grad, "__module__", "")
 
 
-def test_the_loss_and_scale_of_a_recipe_are_told_and_so_are_its_skipped_steps(tmp_path: Path):
+def test_the_loss_and_scale_of_a_recipe_are_reported_and_so_are_its_skipped_steps(tmp_path: Path):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3))
     recipe = find_recipe("O2")

@@ -29,7 +29,7 @@ def backward(model: nn.Module, scale: Callable[[Tensor], Tensor] = lambda x: x) 
     scale(model(torch.ones(2, 2)).square().mean()).backward()
 
 
-def test_a_step_is_told_with_its_rates_and_whether_its_optimizer_is_fresh(watch: Watch) -> None:
+def test_a_step_is_reported_with_its_rates_and_whether_its_optimizer_is_fresh(watch: Watch) -> None:
     model = nn.Linear(2, 1)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.5)
     backward(model)
@@ -41,7 +41,7 @@ def test_a_step_is_told_with_its_rates_and_whether_its_optimizer_is_fresh(watch:
     assert steps(watch) == [{"optimizer": "Adam", "lr": [0.5]}]
 
 
-def test_gradients_that_nobody_cleared_are_counted(watch: Watch) -> None:
+def test_gradients_that_were_not_cleared_are_counted(watch: Watch) -> None:
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     for _ in range(2):
@@ -61,8 +61,8 @@ def test_a_second_optimizer_of_a_class_has_a_number(watch: Watch) -> None:
     assert names == ["SGD", "SGD#2"]
 
 
-@pytest.mark.parametrize(("gradient", "told"), [(1.0, "by_scaler"), (float("inf"), "skipped")])
-def test_a_scaler_that_steps_or_skips_is_told(gradient: float, told: str, watch: Watch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("gradient", "reported"), [(1.0, "by_scaler"), (float("inf"), "skipped")])
+def test_a_scaler_that_steps_or_skips_is_reported(gradient: float, reported: str, watch: Watch, tmp_path: Path) -> None:
     model, scaler = nn.Linear(2, 1), torch.amp.GradScaler("cpu", init_scale=4.0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     before = model.weight.detach().clone()
@@ -70,9 +70,9 @@ def test_a_scaler_that_steps_or_skips_is_told(gradient: float, told: str, watch:
     scaler.step(optimizer)
     scaler.update()
     (detail,) = steps(watch)
-    assert detail[told] is True
-    assert watch.clock.skipped is (told == "skipped")
-    assert torch.equal(model.weight, before) is (told == "skipped")
+    assert detail[reported] is True
+    assert watch.clock.skipped is (reported == "skipped")
+    assert torch.equal(model.weight, before) is (reported == "skipped")
 
 
 def test_what_a_closure_does_is_a_part_of_its_step(watch: Watch) -> None:

@@ -25,7 +25,7 @@ def watch_into(folder: Path, **settings: Any) -> Watch:
     )
 
 
-def test_the_first_steps_are_watched_fully_and_all_of_them_where_that_is_asked_for(tmp_path: Path) -> None:
+def test_the_first_steps_are_watched_fully_and_all_of_them_where_that_is_requested(tmp_path: Path) -> None:
     on = watch_into(tmp_path / "a", full_steps=2)
     seen = []
     for on.clock.step in range(4):

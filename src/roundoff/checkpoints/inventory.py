@@ -9,8 +9,7 @@ from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from roundoff.checkpoints.checkpoint import Checkpoint, Entry, JsonValue, Role
-from roundoff.checkpoints.lazy_tensor import NUM_BYTES
+from roundoff.checkpoints.checkpoint import NUM_BYTES, Checkpoint, Entry, JsonValue, Role
 from roundoff.kernels import row
 
 if TYPE_CHECKING:

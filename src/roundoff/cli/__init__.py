@@ -11,8 +11,7 @@ from typing import Any, NoReturn
 
 import click
 
-from roundoff.cli.console.exit_codes import exit_codes, silence_stdout_without_reader, without_torch
-from roundoff.cli.console.screen import show_plainly
+from roundoff.cli.terminal import exit_codes, show_plainly, silence_stdout_without_reader, without_torch
 from roundoff.words import join_words
 
 COMMANDS = {

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from roundoff.cli.console.options import PATH
-from roundoff.cli.console.screen import echo
+from roundoff.cli.options import PATH
+from roundoff.cli.terminal import echo, exit_code_of
 from roundoff.cli.training_argument import training_named, training_options
 from roundoff.errors import UsageError
 from roundoff.progress import ProgressBar
@@ -107,7 +107,7 @@ def bisect_command(
     with BisectProgress(resume=shlex.join(["roundoff", *sys.argv[1:]])) as progress:
         answer = bisect_training(target, settings, on_event=progress.show)
     echo(to_json(answer.to_object()) if as_json else bisect_text(answer))
-    sys.exit(1 if answer.found else 0)
+    sys.exit(exit_code_of(bool(answer.found)))
 
 
 class BisectProgress(ProgressBar):

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from roundoff.cli.console.exit_codes import exit_code_of
-from roundoff.cli.console.options import (
+from roundoff.cli.options import (
     PATH,
     SelectionOptions,
     fills,
@@ -20,7 +19,7 @@ from roundoff.cli.console.options import (
     script_arguments,
     selection_options,
 )
-from roundoff.cli.console.screen import echo
+from roundoff.cli.terminal import echo, exit_code_of
 from roundoff.words import join_words, plural, text_table
 
 if TYPE_CHECKING:

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from roundoff.cli.console.exit_codes import exit_code_of
-from roundoff.cli.console.options import PATH, exit_zero_option, fills, json_option
-from roundoff.cli.console.screen import columns, echo
+from roundoff.cli.options import PATH, exit_zero_option, fills, json_option
+from roundoff.cli.terminal import columns, echo, exit_code_of
 from roundoff.errors import CompareError, UsageError
 from roundoff.files import write_output
 from roundoff.progress import waiting

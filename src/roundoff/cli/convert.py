@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from roundoff.cli.console.options import PATH
-from roundoff.cli.console.screen import echo
+from roundoff.cli.options import PATH
+from roundoff.cli.terminal import echo
 from roundoff.progress import waiting
 
 KINDS = ("torch", "safetensors", "npz", "mindspore")

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import click
 
-from roundoff.cli.console.options import PATH, json_option
-from roundoff.cli.console.screen import can_draw, columns, echo
+from roundoff.cli.options import PATH, json_option
+from roundoff.cli.terminal import can_draw, columns, echo
 from roundoff.errors import DemoError, UsageError
 from roundoff.progress import ProgressBar
 from roundoff.runs import Finding, JsonValue, Run

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from roundoff.cli.console.exit_codes import ExitCode
-from roundoff.cli.console.options import PATH, exit_zero_option, fills, json_option
-from roundoff.cli.console.screen import columns, echo
+from roundoff.cli.options import PATH, exit_zero_option, fills, json_option
+from roundoff.cli.terminal import ExitCode, columns, echo
 from roundoff.progress import waiting
 
 if TYPE_CHECKING:

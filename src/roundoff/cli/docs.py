@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from roundoff.cli.console.screen import echo
+from roundoff.cli.terminal import echo
 from roundoff.errors import UsageError
 
 _PACKAGE = Path(__file__).parents[1]

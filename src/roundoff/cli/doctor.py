@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from roundoff.cli.console.exit_codes import without_torch
-from roundoff.cli.console.options import json_option
-from roundoff.cli.console.screen import columns, echo
+from roundoff.cli.options import json_option
+from roundoff.cli.terminal import columns, echo, exit_code_of, without_torch
 from roundoff.words import plural, wrap
 
 if TYPE_CHECKING:
@@ -275,7 +274,7 @@ def doctor_command(ctx: click.Context, self_test: bool, as_json: bool) -> None:
         raise without_torch("`roundoff doctor --self-test`")
     health = examine(self_test=self_test)
     echo(to_json(health) if as_json else to_text(health))
-    ctx.exit(1 if health.problems else 0)
+    ctx.exit(exit_code_of(bool(health.problems)))
 
 
 def to_json(health: Health) -> str:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from roundoff.cli.console.options import json_option
-from roundoff.cli.console.screen import echo
+from roundoff.cli.options import json_option
+from roundoff.cli.terminal import echo
 from roundoff.errors import UsageError
 from roundoff.words import text_table
 

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from roundoff.cli.console.exit_codes import ExitCode, exit_code_of
-from roundoff.cli.console.options import json_option
-from roundoff.cli.console.screen import echo
+from roundoff.cli.options import json_option
+from roundoff.cli.terminal import ExitCode, echo, exit_code_of
 from roundoff.errors import ReplayError, UsageError
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from roundoff.cli.console.options import PATH, Bytes, Share
-from roundoff.cli.console.screen import echo
+from roundoff.cli.options import PATH, Bytes, Share
+from roundoff.cli.terminal import echo, exit_code_of
 from roundoff.cli.training_argument import training_named, training_options
 from roundoff.errors import UsageError
 from roundoff.progress import ProgressBar
@@ -148,4 +148,4 @@ def plan_command(
     with connected_to(settings.on), progress:
         plan = make_requested_plan(training, settings, on_message=progress.line)
     echo(to_json(plan.to_object()) if as_json else plan.text)
-    sys.exit(0 if plan.is_good else 1)
+    sys.exit(exit_code_of(not plan.is_good))

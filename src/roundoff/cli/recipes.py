@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from roundoff.cli.console.options import json_option
-from roundoff.cli.console.screen import echo
+from roundoff.cli.options import json_option
+from roundoff.cli.terminal import echo
 
 if TYPE_CHECKING:
     from roundoff.precision import Recipe

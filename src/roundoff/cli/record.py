@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from roundoff.cli.console.exit_codes import ExitCode, ScriptEnding
-from roundoff.cli.console.options import (
+from roundoff.cli.options import (
     SelectionOptions,
     fills,
     json_option,
@@ -24,7 +23,7 @@ from roundoff.cli.console.options import (
     script_arguments,
     selection_options,
 )
-from roundoff.cli.console.screen import echo
+from roundoff.cli.terminal import ExitCode, ScriptEnding, echo
 from roundoff.words import plural
 
 if TYPE_CHECKING:

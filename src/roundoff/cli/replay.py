@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from roundoff.cli.console.exit_codes import exit_code_of
-from roundoff.cli.console.options import PATH, fills, json_option
-from roundoff.cli.console.screen import echo
+from roundoff.cli.options import PATH, fills, json_option
+from roundoff.cli.terminal import echo, exit_code_of
 from roundoff.errors import ReplayError, UsageError
 from roundoff.progress import waiting
 from roundoff.words import plural

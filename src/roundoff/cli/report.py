@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from roundoff.cli.console.options import PATH, fills, json_option
-from roundoff.cli.console.screen import echo
+from roundoff.cli.options import PATH, fills, json_option
+from roundoff.cli.terminal import echo
 from roundoff.errors import UsageError
 from roundoff.files import write_output
 from roundoff.progress import waiting

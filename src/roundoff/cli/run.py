@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from roundoff.cli.console.exit_codes import ExitCode, ScriptEnding
-from roundoff.cli.console.options import (
+from roundoff.cli.options import (
     PATH,
     Bytes,
     ScriptOptions,
@@ -27,7 +26,7 @@ from roundoff.cli.console.options import (
     runs_option,
     script_arguments,
 )
-from roundoff.cli.console.screen import can_draw, columns, echo
+from roundoff.cli.terminal import ExitCode, ScriptEnding, can_draw, columns, echo
 from roundoff.progress import waiting
 
 if TYPE_CHECKING:

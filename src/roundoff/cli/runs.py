@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from roundoff.cli.console.exit_codes import ExitCode
-from roundoff.cli.console.options import PATH, fills, json_option
-from roundoff.cli.console.screen import echo
+from roundoff.cli.options import PATH, fills, json_option
+from roundoff.cli.terminal import ExitCode, echo
 from roundoff.errors import UsageError
 from roundoff.words import join_names, text_table
 

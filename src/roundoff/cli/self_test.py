@@ -17,7 +17,7 @@ PARAMETERS = {"0.weight", "0.bias", "2.weight", "2.bias"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One thing that roundoff promises, and what speaks against it here; None if it holds."""
+    """One promise of roundoff, and why it does not hold here; None if it does."""
 
     name: str
     failure: str | None

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from roundoff.cli.console.options import PATH, json_option
-from roundoff.cli.console.screen import echo
+from roundoff.cli.options import PATH, json_option
+from roundoff.cli.terminal import echo
 from roundoff.errors import ServeError
 from roundoff.words import plural
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from roundoff.cli.console.options import PATH, backend_options, fills, json_option, name_option, runs_option
-from roundoff.cli.console.screen import columns, echo
+from roundoff.cli.options import PATH, backend_options, fills, json_option, name_option, runs_option
+from roundoff.cli.terminal import columns, echo, exit_code_of
 from roundoff.errors import UsageError
 from roundoff.files import write_output
 from roundoff.progress import ProgressBar
@@ -132,7 +132,7 @@ def _print_answer(
         table = text_table(rows_table(rows, axes), left={*axes, *TEXT_COLUMNS}, ruled=sys.stdout.isatty())
         echo(f"{table}\n\n{summarize_rows(rows, num_planned=num_planned)}")
     echo(f"page  {SweepFolder(path=folder).page}", err=True)
-    sys.exit(1 if any(row.failure for row in rows) else 0)
+    sys.exit(exit_code_of(any(row.failure for row in rows)))
 
 
 def _listing() -> str:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from roundoff.cli.console.options import Command, json_option
-from roundoff.cli.console.screen import echo
+from roundoff.cli.options import Command, json_option
+from roundoff.cli.terminal import echo, exit_code_of
 from roundoff.cli.train import settings_of, train_command
 from roundoff.errors import UsageError
 from roundoff.words import plural, text_table
@@ -106,7 +106,7 @@ def throughput_command(
         echo(to_json(answer, indent=1))
     else:
         echo(f"{_table(speeds, best)}\n\nuse  {command}")
-    sys.exit(1 if any(speed.failure for speed in speeds) else 0)
+    sys.exit(exit_code_of(any(speed.failure for speed in speeds)))
 
 
 throughput_command.params[:0] = [param for param in train_command.params if param.name in _LIKE_TRAIN]

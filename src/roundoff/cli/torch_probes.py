@@ -11,28 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from roundoff.torch_private import (
-    DispatchMode,
-    aten_op,
-    autograd_node,
-    calls_of_modules,
-    code_of,
-    decomposition_of,
-    is_initial_step,
-    keyword_arguments,
-    look_up,
-    mark_as_stepped,
-    never_compiled,
-    next_sequence_number,
-    num_running_modules,
-    num_running_steps,
-    one_by_one,
-    push_mode,
-    remove_mode,
-    scale_of,
-    sequence_number_of,
-    skip_by_compiler,
-)
+from roundoff import torch_private
 
 PRIVATE_NAMES: dict[str, str] = {
     "torch._C._autograd._get_sequence_nr": "the site of each backward op",
@@ -158,7 +137,7 @@ def probe() -> list[PrivateCall]:
     return [
         PrivateCall(
             name=name,
-            present=_works(tries.get(name, functools.partial(look_up, name))),
+            present=_works(tries.get(name, functools.partial(torch_private.look_up, name))),
             used_for=used_for,
             is_essential=name in ESSENTIAL,
         )
@@ -233,23 +212,23 @@ def _try_distributed(name: str) -> None:
     if not torch.distributed.is_available():
         return
     if name.endswith("._join_config"):  # only instances have it, and they need several ranks
-        join: Any = look_up("torch.nn.parallel.DistributedDataParallel")
+        join: Any = torch_private.look_up("torch.nn.parallel.DistributedDataParallel")
         _expect("_join_config" in join.forward.__globals__ or "_join_config" in _names_in(join), True)
     elif name.endswith("._local_tensor"):
-        _expect("_local_tensor" in look_up("torch.distributed.tensor.DTensor").__annotations__, True)
+        _expect("_local_tensor" in torch_private.look_up("torch.distributed.tensor.DTensor").__annotations__, True)
     else:
-        look_up(name)
+        torch_private.look_up(name)
 
 
 def _names_in(cls: type) -> set[str]:
     """Return the attributes that the methods of a class use."""
-    return {name for method in vars(cls).values() if (code := code_of(method)) for name in code.co_names}
+    return {name for method in vars(cls).values() if (code := torch_private.code_of(method)) for name in code.co_names}
 
 
 def _try_scale() -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     scaler.scale(torch.ones(()))
-    scale = scale_of(scaler)
+    scale = torch_private.scale_of(scaler)
     _expect(None if scale is None else float(scale), 8.0)
 
 
@@ -257,25 +236,27 @@ def _try_sequence_numbers() -> None:
     class Look(_OwnFunction):
         @staticmethod
         def backward(ctx: Any, *grads: Any) -> Any:
-            seen.append(sequence_number_of(autograd_node()()))
+            seen.append(torch_private.sequence_number_of(torch_private.autograd_node()()))
             return grads[0]
 
     seen: list[int] = []
     x = torch.ones(1, requires_grad=True)
-    number = next_sequence_number()()
+    number = torch_private.next_sequence_number()()
     Look.apply(x).backward()  # type: ignore[no-untyped-call]
     _expect(seen, [number])
 
 
 def _try_skipping() -> None:
-    _expect(skip_by_compiler() is None, False)
-    never_compiled(lambda: None)
+    _expect(torch_private.skip_by_compiler() is None, False)
+    torch_private.never_compiled(lambda: None)
 
 
 def _try_module_frames() -> None:
     class Inner(nn.Module):
         def forward(self, *, x: int) -> int:
-            seen.append((num_running_modules(), [type(module) for module in calls_of_modules()]))
+            seen.append(
+                (torch_private.num_running_modules(), [type(module) for module in torch_private.calls_of_modules()])
+            )
             return x
 
     class Outer(nn.Module):
@@ -285,7 +266,7 @@ def _try_module_frames() -> None:
     seen: list[Any] = []
     outer, inner = Outer(), Inner()
     hooks = [outer.register_forward_pre_hook(lambda module, args: None)]
-    hooks.append(inner.register_forward_pre_hook(lambda module, args: seen.append(keyword_arguments())))
+    hooks.append(inner.register_forward_pre_hook(lambda module, args: seen.append(torch_private.keyword_arguments())))
     try:
         outer(inner)
     finally:
@@ -296,12 +277,12 @@ def _try_module_frames() -> None:
 
 def _try_step_frames() -> None:
     def closure() -> torch.Tensor:
-        seen.append(num_running_steps())
+        seen.append(torch_private.num_running_steps())
         return torch.zeros(())
 
     seen: list[int] = []
     torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.1).step(closure)
-    _expect((seen, num_running_steps()), ([1], 0))
+    _expect((seen, torch_private.num_running_steps()), ([1], 0))
 
 
 def _try_schedulers() -> None:
@@ -310,13 +291,13 @@ def _try_schedulers() -> None:
             return [0.1]
 
         def step(self, epoch: int | None = None) -> None:
-            seen.append(is_initial_step(self))
+            seen.append(torch_private.is_initial_step(self))
             super().step()
 
     seen: list[bool] = []
     optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.1)
     scheduler = Scheduler(optimizer)
-    mark_as_stepped(optimizer)
+    torch_private.mark_as_stepped(optimizer)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         scheduler.step()
@@ -325,16 +306,16 @@ def _try_schedulers() -> None:
 
 def _try_decompositions() -> None:
     x = torch.ones(2)
-    gelu = decomposition_of(torch.ops.aten.gelu.default)
+    gelu = torch_private.decomposition_of(torch.ops.aten.gelu.default)
     _expect(gelu is not None and torch.allclose(gelu(x), torch.nn.functional.gelu(x)), True)
-    add = aten_op("_foreach_add_.Scalar")
-    _expect(one_by_one(add) is add, False)
-    one_by_one(add)([x], 1.0)
+    add = torch_private.aten_op("_foreach_add_.Scalar")
+    _expect(torch_private.one_by_one(add) is add, False)
+    torch_private.one_by_one(add)([x], 1.0)
     _expect(x.tolist(), [2.0, 2.0])
 
 
 def _try_mode() -> None:
-    class Counting(DispatchMode):
+    class Counting(torch_private.DispatchMode):
         num_ops = 0
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -342,9 +323,9 @@ def _try_mode() -> None:
             return func(*args, **(kwargs or {}))
 
     mode = Counting()
-    push_mode(mode)
+    torch_private.push_mode(mode)
     try:
         torch.zeros(1)
     finally:
-        remove_mode(mode)
+        torch_private.remove_mode(mode)
     _expect(mode.num_ops, 1)

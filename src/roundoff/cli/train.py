@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from roundoff.cli.console.options import PATH, json_option, name_option, runs_option
-from roundoff.cli.console.screen import columns, echo
+from roundoff.cli.options import PATH, json_option, name_option, runs_option
+from roundoff.cli.terminal import columns, echo, exit_code_of
 from roundoff.words import plural
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def train_command(as_json: bool, **options: Any) -> None:
     result = train(config, progress=not as_json)
     if rank() == 0 and config.rank == 0:
         echo(to_json(result.to_object()) if as_json else _text(result))
-    sys.exit(1 if result.ended_nonfinite else 0)
+    sys.exit(exit_code_of(result.ended_nonfinite))
 
 
 def settings_of(options: dict[str, Any]) -> dict[str, Any]:

@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from roundoff.cli.console import options
+from roundoff.cli import options
 from roundoff.errors import UsageError
 
 if TYPE_CHECKING:
     from roundoff.experiments.trials.trial import TrialTarget
 
-Command = Literal["bisect", "plan"]
+TrialCommand = Literal["bisect", "plan"]
 
-_EXAMPLES: dict[Command, str] = {
+_EXAMPLES: dict[TrialCommand, str] = {
     "bisect": "roundoff bisect --bad half train --data digits",
     "plan": "roundoff plan --base half train --data digits",
 }
 
 
-def training_options(command: Command, *, metavar: str) -> Callable[[options.Command], options.Command]:
+def training_options(command: TrialCommand, *, metavar: str) -> Callable[[options.Command], options.Command]:
     """Declare the options of `bisect` and `plan` about the trainings they make, and the training itself."""
     return options.declare(
         click.option(
@@ -43,7 +43,7 @@ def training_options(command: Command, *, metavar: str) -> Callable[[options.Com
 
 
 def training_named(
-    words: Sequence[str], *, command: Command, is_module: bool, with_rules: bool, seed: int
+    words: Sequence[str], *, command: TrialCommand, is_module: bool, with_rules: bool, seed: int
 ) -> TrialTarget:
     """Return the training that the arguments of `roundoff COMMAND` name.
 
@@ -88,7 +88,7 @@ def _script_target(first: str, rest: Sequence[str], *, is_module: bool, with_rul
     return ScriptTarget(script=script, with_rules=with_rules, seed=seed)
 
 
-def _command_target(words: Sequence[str], *, command: Command) -> TrialTarget:
+def _command_target(words: Sequence[str], *, command: TrialCommand) -> TrialTarget:
     from roundoff.experiments.trials.targets import CommandTarget
 
     if shutil.which(words[0]) is None:
@@ -100,7 +100,7 @@ def _command_target(words: Sequence[str], *, command: Command) -> TrialTarget:
     return CommandTarget(words=tuple(words))
 
 
-def _target_of_run(folder: Path, *, command: Command, with_rules: bool, seed: int) -> TrialTarget:
+def _target_of_run(folder: Path, *, command: TrialCommand, with_rules: bool, seed: int) -> TrialTarget:
     """Return the training that made a run folder."""
     from roundoff.runs import Run
     from roundoff.train.config import TrainConfig

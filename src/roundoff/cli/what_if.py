@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from roundoff.cli.console.exit_codes import exit_code_of
-from roundoff.cli.console.options import PATH, fills, json_option
-from roundoff.cli.console.screen import echo
+from roundoff.cli.options import PATH, fills, json_option
 from roundoff.cli.replay import find_saved_step
+from roundoff.cli.terminal import echo, exit_code_of
 from roundoff.errors import ReplayError, UsageError
 from roundoff.progress import waiting
 from roundoff.words import text_table
@@ -99,7 +98,7 @@ def what_if_command(options: WhatIfOptions) -> None:
 
 
 def what_if_text(played: Sequence[PlayedChange], *, step: int | None, repeat: int) -> str:
-    """Lay out what came of each change."""
+    """Lay out the result of each change."""
     times = "once" if repeat == 1 else f"{repeat} times in a row"
     rows = [("with", "result", "losses")]
     rows += [(each.text, "finite" if each.is_good else "not finite", _losses(each.losses)) for each in played]
@@ -127,9 +126,9 @@ def _rate(text: str) -> Callable[[Training, Sites], Change]:
 
 
 def _clip(norm: float, training: Training, sites: Sites) -> Change:
-    from roundoff.replay.what_if import clipped
+    from roundoff.replay.what_if import clip_to
 
-    return clipped(norm)
+    return clip_to(norm)
 
 
 def _wide(site: str, training: Training, sites: Sites) -> Change:

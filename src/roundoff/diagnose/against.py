@@ -10,8 +10,7 @@ from roundoff.compare.runs.run_comparison import RunComparison, compare_runs
 from roundoff.compare.settings.setting_difference import SettingDifference, SettingKind
 from roundoff.diagnose.rule import Code, Rule, error, warning
 from roundoff.diagnose.wording import format_distinct, format_of, format_short
-from roundoff.runs import Finding, Run, Severity
-from roundoff.runs.files.plain_json import object_of
+from roundoff.runs import Finding, Run, Severity, object_of
 from roundoff.words import plural
 
 _MATTERS = 0.5

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from roundoff.diagnose.rule import error
 from roundoff.runs import Event, Finding, JsonValue, ParameterFacts, Run
-from roundoff.runs.records.step_ops import NAMED, StepOp, bare_name, ops_of
+from roundoff.runs.records.event import NAMED, StepOp, bare_name, ops_of
 
 _MAX_OPS_BETWEEN = 6
 """A tensor is followed through at most this many ops."""

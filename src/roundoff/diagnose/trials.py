@@ -15,7 +15,7 @@ _NOT_OF_NUMBERS = ("domain-error", "masked-softmax", "no-valid-targets", "nonfin
 
 
 def with_trials(run: Run, findings: Sequence[Finding]) -> list[Finding]:
-    """Return the findings, those about a step that was played with something changed with what came of it."""
+    """Return the findings, those about a step that was played with something changed with the results."""
     trials = [probe for probe in run.probes(WhatIfProbe) if not _were_bad_before(run, probe)]
     return [
         replace(finding, evidence=(*finding.evidence, *_evidence(finding, trials)))

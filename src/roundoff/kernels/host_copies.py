@@ -144,7 +144,7 @@ def fetch_numbers(numbers: Sequence[Tensor]) -> list[float]:
 
 
 class LateNumber:
-    """A number of an accelerator on its way to the host: nothing waits for it until it is asked for as a float."""
+    """A number of an accelerator on its way to the host: nothing waits for it until it is read as a float."""
 
     __slots__ = ("_device", "_event", "_host")
 

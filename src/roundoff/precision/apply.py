@@ -26,9 +26,8 @@ from roundoff.precision.compute.operands import OperandRounding
 from roundoff.precision.loss_scaler import LossScaler, ScaleLog
 from roundoff.precision.optimizer import RecipeOptimizer, check_optimizers
 from roundoff.precision.recipe.fixed_point_settings import TensorKind, TensorSetting
-from roundoff.precision.recipe.loss_scale_settings import ScaleSettings, scale_settings
 from roundoff.precision.recipe.named_recipes import find_recipe
-from roundoff.precision.recipe.recipe import Arithmetic, Recipe
+from roundoff.precision.recipe.recipe import Arithmetic, Recipe, ScaleSettings, scale_settings
 from roundoff.precision.recipe.recipe_environment import apply_changes, recipe_in_environment, write_applied_recipe
 from roundoff.precision.recipe.site_formats import dtype_of, names_an_op, override_sites, overrides_in_environment
 from roundoff.precision.weights import Weights, copy_master_weights

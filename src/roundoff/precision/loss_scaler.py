@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from roundoff.errors import LossScaleError, RecipeError
-from roundoff.precision.recipe.loss_scale_settings import ScaleSettings
+from roundoff.precision.recipe.recipe import ScaleSettings
 from roundoff.precision.recipe.recipe_environment import frozen_loss_scale, is_frozen
 
 

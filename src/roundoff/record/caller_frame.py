@@ -54,7 +54,7 @@ def frame_that_called(function: Any) -> FrameType | None:
     while frame is not None and _is_passing(frame.f_code.co_filename):
         frame = frame.f_back
     if frame is not None and frame.f_code is getattr(function, "__code__", None):
-        return frame.f_back  # written in Python, it has asked torch whether there is a mode
+        return frame.f_back  # written in Python, it checks whether there is a mode
     return frame
 
 

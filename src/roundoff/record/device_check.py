@@ -194,7 +194,7 @@ def checking_device(selection: EventSelection) -> Iterator[DeviceChecker]:
 
 
 class _HostJudge(Reference):
-    """Judges ops of a device on the host: against fp64, and beside what the CPU computes in the same format."""
+    """Judges ops of a device on the host: against fp64, and next to what the CPU computes in the same format."""
 
     def __init__(self) -> None:
         super().__init__("fp64")

@@ -17,16 +17,16 @@ from roundoff.words import size_text
 
 def free_bytes(device: torch.device) -> int | None:
     """Return how much memory a device has left, with what torch holds there for later use; None if it does not say."""
-    asked = (getattr(torch.accelerator, "get_memory_info", None), _of_module(device, "mem_get_info"))
-    for ask in asked:
+    queries = (getattr(torch.accelerator, "get_memory_info", None), _of_module(device, "mem_get_info"))
+    for query in queries:
         with contextlib.suppress(Exception):  # what a backend that lacks it raises is its own choice
-            free, _ = ask(device)  # type: ignore[misc]
+            free, _ = query(device)  # type: ignore[misc]
             return int(free) + max(_statistic("memory_reserved", device) - _statistic("memory_allocated", device), 0)
     return None
 
 
 def why_no_room(training: Training) -> str | None:
-    """Say why the state of a training does not fit onto its devices once more; None if it does, or nobody knows."""
+    """Say why the state of a training does not fit onto its devices once more; None if it does, or that is unknown."""
     needed: Counter[torch.device] = Counter()
     for x in training.tensors():
         needed[x.device] += local_part(x).nbytes * (2 if x.requires_grad else 1)  # it gets a gradient

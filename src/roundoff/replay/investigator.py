@@ -45,7 +45,7 @@ _EVERYTHING = RecordingSettings(inputs=True, histograms=True)
 _FIRST_CALLS_SECONDS = 1.5
 """CPU time of step 0 in which torch imports what its first optimizer needs, and which a replay does not need again."""
 _MIN_RECORD_SECONDS, _MAX_RECORD_SECONDS, _RECORD_RATIO = 1.5, 5.0, 8.0
-"""CPU time that recording one of the first steps may take: so many times that of the step, within limits."""
+"""CPU time that recording one of the first steps may take: this many times that of the step, within limits."""
 
 
 _WHAT_IF_SECONDS = 3.0
@@ -383,7 +383,7 @@ class Investigator:
             self._writer.write(found)
 
     def _try_changes(self, path: ReplayPath, *, is_spike: bool) -> None:
-        """Play the steps that led to a bad one with one thing changed at a time, and write what came of it."""
+        """Play the steps that led to a bad one with one thing changed at a time, and write the results."""
         step, until = path[1][-1].step, time.process_time() + _WHAT_IF_SECONDS
         try:
             for found in try_changes(

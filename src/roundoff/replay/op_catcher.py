@@ -12,8 +12,7 @@ from roundoff.record.reference import IntroducedError
 from roundoff.record.reference.exact_rerun import run_in_fp64
 from roundoff.record.reference.op_call import OpCall, Signature, list_tensors
 from roundoff.record.tensor_bytes import bytes_of, file_dtype
-from roundoff.runs import JsonValue, Origin, RunWriter, TensorWriter
-from roundoff.runs.records.event import Event
+from roundoff.runs import Event, JsonValue, Origin, RunWriter, TensorWriter
 from roundoff.torch_private import OpOverload
 
 

@@ -173,7 +173,7 @@ class TrainingState:
     """A copy of the state of a training at one moment; a later copy can reuse its memory.
 
     It keeps nothing of the training itself alive: of what the script has dropped since, the copy is of no use. Tensors
-    of accelerators are copied to the host, without waiting; whoever reads the copies waits.
+    of accelerators are copied to the host, without waiting; the reader of the copies waits.
     """
 
     def __init__(self) -> None:

@@ -121,7 +121,7 @@ def _changes_for(training: Training, tapes: Sequence[StepTape], sites: Sites, ba
     if len(tapes) > 1 and any(isinstance(entry, StepEntry) for entry in entries):
         changes.append(rate_times(_RATE_FACTOR))
         if not has_recipe and not any(map(_is_of_scaler, entries)):  # clipping is for gradients that are not scaled
-            changes.append(clipped(_MAX_NORM))
+            changes.append(clip_to(_MAX_NORM))
     return changes
 
 
@@ -146,7 +146,7 @@ def rate_of(value: float) -> Change:
     )
 
 
-def clipped(norm: float) -> Change:
+def clip_to(norm: float) -> Change:
     """Clip the gradients before every step of an optimizer."""
     text = f"gradients clipped to a norm of {norm:g}"
     return Change(name="clip", text=text, edit=lambda tape: _with_clipping(tape, norm))
@@ -191,13 +191,13 @@ def _computing_wide(module: nn.Module) -> Iterator[None]:
 
 
 def _with_rate(tape: StepTape, change: Callable[[Any], Any]) -> StepTape:
-    def edited(entry: TapeEntry) -> TapeEntry:
+    def edit(entry: TapeEntry) -> TapeEntry:
         if not isinstance(entry, StepEntry):
             return entry
         settings = [{**group, "lr": change(group["lr"])} if "lr" in group else group for group in entry.settings]
         return replace(entry, settings=settings)
 
-    return replace(tape, entries=[edited(entry) for entry in tape.entries])
+    return replace(tape, entries=[edit(entry) for entry in tape.entries])
 
 
 def _with_clipping(tape: StepTape, norm: float) -> StepTape:

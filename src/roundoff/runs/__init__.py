@@ -41,9 +41,8 @@ from roundoff.runs.records.call import (
     call_detail,
 )
 from roundoff.runs.records.event import Event, EventKey, shape_from_text, shape_to_text
-from roundoff.runs.records.failure import Failure, failures_line
+from roundoff.runs.records.failure import Failure, Gap, append_gap, failures_line
 from roundoff.runs.records.finding import RULE_FAILED, Answer, Finding, RuleAnswer, Severity, order_findings
-from roundoff.runs.records.gap import Gap, append_gap
 from roundoff.runs.records.info import Ending, RunInfo, sketches_line_up
 from roundoff.runs.records.metrics import (
     Anomaly,

@@ -22,9 +22,8 @@ from roundoff.runs.flight import Flight, read_flight
 from roundoff.runs.record_kinds import LinesKind, ObjectKind
 from roundoff.runs.records.call import Call
 from roundoff.runs.records.event import Event, events_of
-from roundoff.runs.records.failure import Failure
+from roundoff.runs.records.failure import Failure, Gap
 from roundoff.runs.records.finding import Finding, RuleAnswer
-from roundoff.runs.records.gap import Gap
 from roundoff.runs.records.info import Ending, RunInfo, read_info
 from roundoff.runs.records.metrics import Anomaly, MemoryLook, Metrics
 from roundoff.runs.records.probe import P, Probe

@@ -14,8 +14,7 @@ from roundoff.runs.files.folder import FileName
 from roundoff.runs.files.lines import read_lines
 from roundoff.runs.files.plain_json import JsonValue, object_from, read_json_object
 from roundoff.runs.records.call import Call
-from roundoff.runs.records.failure import Failure
-from roundoff.runs.records.gap import Gap
+from roundoff.runs.records.failure import Failure, Gap
 from roundoff.runs.records.info import Ending
 from roundoff.runs.records.metrics import Anomaly, MemoryLook, Metrics
 from roundoff.runs.records.probe import PROBE_TYPES, Probe, probe_from

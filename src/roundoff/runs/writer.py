@@ -22,7 +22,7 @@ from roundoff.runs.files.schema import EVENTS, HASHES, PARAMETERS
 from roundoff.runs.files.table_parts import PartWriter
 from roundoff.runs.files.tensor_writer import TensorWriter
 from roundoff.runs.record_kinds import KIND_OF, LinesKind, Record
-from roundoff.runs.records.gap import Gap, append_gap
+from roundoff.runs.records.failure import Gap, append_gap
 from roundoff.runs.records.info import RunInfo, Status, write_info
 
 

@@ -11,7 +11,7 @@ from roundoff.record.loop.sites import LOOP
 from roundoff.runs import JsonValue
 from roundoff.runs.files.plain_json import object_from
 
-Part = Literal["input", "weight", "result"]
+OpPart = Literal["input", "weight", "result"]
 """What is rounded: a tensor that enters a narrow site, a parameter that an op uses, or the result of an op."""
 
 
@@ -39,7 +39,7 @@ class LossEffect:
     site: str
     op: str
     """The function of torch as a recipe names it: `softmax`, `linear`."""
-    part: Part
+    part: OpPart
     fmt: str
     loss_change: float
     """The change of the loss if nothing else is rounded: the error that this introduces times the gradient, plus its

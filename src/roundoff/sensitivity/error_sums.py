@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from roundoff.formats import BlockFormat, Format, round_to
 from roundoff.kernels.compiled import where_fp64_is
-from roundoff.sensitivity.effects import LossEffect, Part, Rounded
+from roundoff.sensitivity.effects import LossEffect, OpPart, Rounded
 
 NUM_SUMS = 9
 """Counts of elements: all, finite, that overflow, nonzero, that become 0, that become subnormal; then the sums of the
@@ -152,7 +152,7 @@ class EffectKey(NamedTuple):
 
     site: str
     op: str
-    part: Part
+    part: OpPart
     rounded_by: OpGroups = frozenset()
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from roundoff import torch_private
 from roundoff.formats import Format
 from roundoff.precision.compute.computation import OpenCalls
 from roundoff.precision.compute.emulated_ops import CASTS, WHOLE, RoundingScope, RoundResults
@@ -17,12 +18,6 @@ from roundoff.sensitivity.error_sums import EffectKey, OpGroups
 from roundoff.sensitivity.narrow_calls import NarrowCall, PendingCalls, Stage, floats_in, fp32_tensors_in, memory_of
 from roundoff.sensitivity.narrow_shadow_run import NarrowShadowRun
 from roundoff.sensitivity.single_site_effects import KeptForward
-from roundoff.torch_private import (
-    WeakIdKeyDictionary,
-    has_no_memory,
-    hidden_from_functions,
-    never_compiled,
-)
 
 _PLAIN_TYPES = (Tensor, nn.Parameter)
 _WRITING_OPERATORS = frozenset(
@@ -69,7 +64,7 @@ def writes(func: Function, kwargs: dict[str, Any]) -> bool:
 
 def plain_tensors(tensors: Iterable[Tensor]) -> Iterable[Tensor]:
     """Return the plain tensors whose memory can be read."""
-    return (x for x in tensors if type(x) in _PLAIN_TYPES and not has_no_memory(x))
+    return (x for x in tensors if type(x) in _PLAIN_TYPES and not torch_private.has_no_memory(x))
 
 
 def is_one_of(x: Tensor, tensors: Iterable[Tensor]) -> bool:
@@ -127,7 +122,7 @@ class RoundingPoints(RoundResults):
         self._site = site
         self._in_backward = in_backward
         self._on_error = on_error
-        self._tags = WeakIdKeyDictionary()
+        self._tags = torch_private.WeakIdKeyDictionary()
         self._call: RunningCall | None = None
         self._depth = 0
 
@@ -149,7 +144,7 @@ class RoundingPoints(RoundResults):
             if x not in self._tags and not isinstance(x, nn.Parameter):
                 self._tags[x] = tag
 
-    @never_compiled
+    @torch_private.never_compiled
     def __torch_function__(self, func: Function, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call `func` unchanged, and note what would be rounded."""
         self._depth += 1
@@ -176,7 +171,7 @@ class RoundingPoints(RoundResults):
 
     def _run_guarded(self, method: Callable[..., Any], *args: Any) -> Any:
         try:
-            with hidden_from_functions():
+            with torch_private.hidden_from_functions():
                 return method(*args)
         except Exception as error:
             self._call = None

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.optim import Optimizer
 
+from roundoff import torch_private
 from roundoff.formats import Format
 from roundoff.precision import Recipe
 from roundoff.precision.optimizer import RecipeOptimizer
@@ -25,14 +26,6 @@ from roundoff.sensitivity.narrow_calls import PendingCalls
 from roundoff.sensitivity.narrow_shadow_run import NarrowShadowRun
 from roundoff.sensitivity.rounding_points import RoundingPoints
 from roundoff.sensitivity.single_site_effects import KeptForward, SingleSiteEffects, weighted_loss
-from roundoff.torch_private import (
-    autograd_node,
-    compiler_is_loaded,
-    hidden_from_modes,
-    in_function_transform,
-    push_function_mode,
-    remove_function_mode,
-)
 
 _FP32_BYTES = 4
 
@@ -85,7 +78,7 @@ class MeasuredStep:
         gradients, retains_graph = [*backward.arguments[0], None, None][:2]
         roots = [root for root in backward.roots if isinstance(root, Tensor)]
         self._retains_graph = bool(retains_graph)
-        with hidden_from_modes(), torch.no_grad():
+        with torch_private.hidden_from_modes(), torch.no_grad():
             scale: Tensor | float = 1.0 if backward.scale is None else backward.scale
             given = gradients if isinstance(gradients, tuple) else (None,) * len(roots)
             # Without a given gradient, backward starts with 1.
@@ -103,7 +96,7 @@ class MeasuredStep:
     def backward_ended(self) -> None:
         """Compute what was deferred, and release the calls that will get no more gradients."""
         deferred, self._deferred = self._deferred, []
-        with hidden_from_modes():
+        with torch_private.hidden_from_modes():
             for compute in deferred:
                 compute()
         if not self._retains_graph:
@@ -209,7 +202,7 @@ class StepMeasurement(LoopFollower):
         self._formats = tuple(formats)
         self._computed_again = computed_again
         self._on_done = on_done
-        self._node = autograd_node()
+        self._node = torch_private.autograd_node()
         self._eagerly = contextlib.ExitStack()
         self._is_on = self._is_on_inside = False
         self._is_over = False
@@ -253,7 +246,7 @@ class StepMeasurement(LoopFollower):
         if self._is_on and self.clock.in_backward and not call.depth and self._mode.is_running:
             # torch takes the mode off the stack while `backward`, itself a function of torch, is running. A module that
             # runs in there is recomputed by a checkpoint and must be followed, so the mode is pushed again.
-            push_function_mode(self._mode)
+            torch_private.push_function_mode(self._mode)
             self._is_on_inside = True
         if self._is_on:
             self._mode.give((args, call.keyword_arguments()))
@@ -263,7 +256,7 @@ class StepMeasurement(LoopFollower):
         if self._is_on:
             self._mode.take(output, self.sites.names[call.site])
         if self._is_on_inside and not call.depth:
-            remove_function_mode(self._mode)
+            torch_private.remove_function_mode(self._mode)
             self._is_on_inside = False
 
     def backward_began(self, backward: BackwardCall) -> None:
@@ -312,7 +305,7 @@ class StepMeasurement(LoopFollower):
         """Report the result of a measured step."""
         if self._is_over or step not in self._wanted:
             return
-        with hidden_from_modes(), torch.no_grad():
+        with torch_private.hidden_from_modes(), torch.no_grad():
             sensitivity = self._measured.sensitivity(step, num_parameters=self._num_parameters())
             self.narrow_signs.check_models(self.sites.models)
         self._is_over = step >= max(self._wanted)
@@ -339,23 +332,28 @@ class StepMeasurement(LoopFollower):
         step, clock = self.clock.step, self.clock
         wanted = step in self._wanted or (step + 1 in self._wanted and clock.ends_at_forward)
         if wanted and not self._is_over:
-            if compiler_is_loaded() and not self._is_on:
+            if torch_private.compiler_is_loaded() and not self._is_on:
                 self._eagerly.enter_context(torch.compiler.set_stance("force_eager"))
             if not self._is_on:
-                push_function_mode(self._mode)
+                torch_private.push_function_mode(self._mode)
             self._is_on = True
         else:
             self._turn_off()
 
     def _turn_off(self) -> None:
         if self._is_on:
-            remove_function_mode(self._mode)
+            torch_private.remove_function_mode(self._mode)
             self._eagerly.close()
             self._is_on = False
 
     def _site(self) -> str | None:
         """Return the site of the running code; None if nothing is measured there."""
-        if self._is_over or not torch.is_grad_enabled() or torch.compiler.is_compiling() or in_function_transform():
+        if (
+            self._is_over
+            or not torch.is_grad_enabled()
+            or torch.compiler.is_compiling()
+            or torch_private.in_function_transform()
+        ):
             return None
         if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
             self.narrow_signs.note_autocast()

@@ -9,8 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from roundoff.runs import JsonValue, TensorFile
-from roundoff.runs.files.plain_json import object_of
+from roundoff.runs import JsonValue, TensorFile, object_of
 from roundoff.serve.http import (
     Refusal,
     check_query,

@@ -12,17 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from roundoff import torch_private
 from roundoff.errors import SwitchError
 from roundoff.kernels.random_numbers import splitmix64
-from roundoff.torch_private import (
-    DispatchMode,
-    hidden_from_modes,
-    never_compiled,
-    push_mode,
-    remove_mode,
-    tree_flatten,
-    tree_map,
-)
 
 _aten: Final = torch.ops.aten
 _WITHOUT_GENERATOR: Final = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like"}
@@ -31,7 +23,7 @@ _KEEPING_FORMATS: Final = (torch.contiguous_format, torch.preserve_format)
 _MAX_SEED: Final = 2**63 - 1
 
 
-class DrawOnCpu(DispatchMode):
+class DrawOnCpu(torch_private.DispatchMode):
     """Seeds every random op, and replaces what was not drawn on a CPU by numbers that were.
 
     Before each draw one number is taken from torch's default generator; it and the seed determine all the others. So
@@ -44,7 +36,7 @@ class DrawOnCpu(DispatchMode):
         self._seed = seed
         self._warned: set[str] = set()
 
-    @never_compiled
+    @torch_private.never_compiled
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         """Run an op; if it is random, with numbers drawn on the CPU."""
         kwargs = kwargs or {}
@@ -60,17 +52,17 @@ class DrawOnCpu(DispatchMode):
         return self._draw_on_cpu(func, args, kwargs)
 
     def _draw_on_cpu(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        with hidden_from_modes():
+        with torch_private.hidden_from_modes():
             ticket = int(torch.empty((), dtype=torch.int64).random_())
         seed = splitmix64(splitmix64(self._seed) ^ ticket) & _MAX_SEED
         if _is_plain(func, args, kwargs):
             with _seeding(seed):
                 return func(*args, **kwargs)
-        with hidden_from_modes(), _seeding(seed):
+        with torch_private.hidden_from_modes(), _seeding(seed):
             results, written = _draw(func, *_on_cpu(func, args, kwargs))
         with _seeding(seed):
             answer = func(*args, **kwargs)
-        with hidden_from_modes():
+        with torch_private.hidden_from_modes():
             for place, drawn in written.items():
                 _argument(func, place, args, kwargs).copy_(drawn)
             for own, drawn in zip(_tensors(answer), results, strict=True):
@@ -127,7 +119,7 @@ def _is_plain(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 def _on_cpu(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments of the call on a CPU, in fp32 and in contiguous memory."""
-    args, kwargs = tree_map(_plain_value, (args, kwargs))
+    args, kwargs = torch_private.tree_map(_plain_value, (args, kwargs))
     for name in ("layout", "pin_memory", "memory_format"):
         kwargs.pop(name, None)
     takes = {argument.name for argument in func._schema.arguments}
@@ -171,7 +163,7 @@ def _argument(func: Any, place: int, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def _tensors(values: Any) -> list[Tensor]:
-    return [value for value in tree_flatten(values)[0] if isinstance(value, Tensor)]
+    return [value for value in torch_private.tree_flatten(values)[0] if isinstance(value, Tensor)]
 
 
 OPTIONS: Final[frozenset[str]] = frozenset()
@@ -197,6 +189,6 @@ def _drawing(seed: int) -> Iterator[None]:
         if torch.accelerator.is_available():
             # Fused attention draws inside its kernel, where the numbers cannot be replaced.
             block.enter_context(sdpa_kernel(SDPBackend.MATH))
-        push_mode(mode, is_part_of_training=True)
-        block.callback(remove_mode, mode)
+        torch_private.push_mode(mode, is_part_of_training=True)
+        block.callback(torch_private.remove_mode, mode)
         yield

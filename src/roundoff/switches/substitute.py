@@ -15,6 +15,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from roundoff import torch_private
 from roundoff.errors import SwitchError, first_line
 from roundoff.record.loop.step_clock import PHASES
 from roundoff.record.ops.interceptor import OpInterceptor, OpPlace
@@ -22,26 +23,8 @@ from roundoff.record.ops.op_table import OpInfo, written_arguments
 from roundoff.record.ops.site_tracking import PLAIN
 from roundoff.record.reference.exact_rerun import as_computed, computes_numbers
 from roundoff.record.reference.op_call import OpCall, Signature
-from roundoff.switches.implementations import (
-    Implementation,
-    NotImplementedHereError,
-    Results,
-    UsersFunction,
-    implementation_named,
-    is_torchs_own,
-    results_of,
-    runs_own_kernel,
-)
+from roundoff.switches import implementations
 from roundoff.switches.op_listing import listing_ops, write_listing
-from roundoff.torch_private import (
-    FunctionMode,
-    OpOverload,
-    OpOverloadPacket,
-    hidden_from_modes,
-    preserved_versions,
-    push_function_mode,
-    remove_function_mode,
-)
 
 _FURTHER_MODEL: Final = re.compile(r"(?:[^\W\d]\w*(?:#\d+)?|[^:]*[*?\[][^:]*):[^:]*")
 """The site of a further model: its class, or a pattern for it, a colon, and the path of a module."""
@@ -150,7 +133,7 @@ class Substituter:
     Views, random ops and ops without numbers are never substituted.
     """
 
-    def __init__(self, implementation: Implementation, chosen: ChosenOps) -> None:
+    def __init__(self, implementation: implementations.Implementation, chosen: ChosenOps) -> None:
         self.num_substituted = 0
         self.num_left: Counter[str] = Counter()
         """How often each chosen op was not substituted, because the other implementation has no version of it."""
@@ -177,12 +160,12 @@ class Substituter:
         if self._is_off or (signature := self._signature(func)) is None or not self._chosen.has(place):
             return func(*args, **kwargs)
         call = OpCall(signature=signature, args=args, kwargs=kwargs)
-        with hidden_from_modes():
+        with torch_private.hidden_from_modes():
             before = self._before(call, info)
         result = func(*args, **kwargs)
         if before is not None:
-            with hidden_from_modes(), torch.no_grad():
-                self._replace(before, info, results_of(call, info, result))
+            with torch_private.hidden_from_modes(), torch.no_grad():
+                self._replace(before, info, implementations.results_of(call, info, result))
         return result
 
     def leave(self, op: str, why: str) -> None:
@@ -201,15 +184,16 @@ class Substituter:
         written = written_arguments(call.signature.op, info, call.args, call.kwargs)
         if not written:
             return call
+        # By memory, not by tensor: other arguments may be views of what the op overwrites.
         memory = {_memory_address(x) for x in written}
         copies = {id(x): x.clone() for x in tensors if _memory_address(x) in memory}
         return call.change_tensors(lambda x: copies.get(id(x), x))
 
-    def _replace(self, call: OpCall, info: OpInfo, results: Results) -> None:
+    def _replace(self, call: OpCall, info: OpInfo, results: implementations.Results) -> None:
         try:
             others = self._implementation(as_computed(call, len(results.returned)), info)
             _check_shapes(results, others)
-        except NotImplementedHereError as error:
+        except implementations.NotImplementedHereError as error:
             if str(error):
                 self.leave(info.name, str(error))
             return
@@ -223,7 +207,7 @@ class Substituter:
         ]
         _overwrite([own for own, _ in only_written], [other for _, other in only_written])
         self.num_substituted += 1
-        if runs_own_kernel(self._implementation, call.signature.op, info.name):
+        if implementations.runs_own_kernel(self._implementation, call.signature.op, info.name):
             self.num_own_kernel[info.name] += 1
 
     def _signature(self, func: Any) -> Signature | None:
@@ -232,7 +216,7 @@ class Substituter:
         return self._signatures[func]
 
 
-def _check_shapes(results: Results, others: Results) -> None:
+def _check_shapes(results: implementations.Results, others: implementations.Results) -> None:
     """Raise if the results do not match, before anything is overwritten."""
     if len(results.returned) != len(others.returned):
         raise ValueError(f"the other implementation gives {len(others.returned)} results, not {len(results.returned)}.")
@@ -245,7 +229,7 @@ def _check_shapes(results: Results, others: Results) -> None:
 
 def _overwrite(results: list[Tensor], others: list[Tensor]) -> None:
     """Overwrite tensors without changing their versions: for autograd the op has only just made them."""
-    with preserved_versions([x for x in results if not x.is_inference()]):
+    with torch_private.preserved_versions([x for x in results if not x.is_inference()]):
         for x, other in zip(results, others, strict=True):
             x.copy_(other)
 
@@ -276,14 +260,14 @@ def turning_on(value: str, options: Mapping[str, str]) -> contextlib.AbstractCon
     Raises:
         SwitchError: the implementation does not exist, or the list of ops is invalid.
     """
-    implementation = implementation_named(value)
+    implementation = implementations.implementation_named(value)
     if "list" in options:
         return _listing_into(Path(options["list"]), value)
     return substituting(implementation, ChosenOps.from_text(options.get("ops")))
 
 
 @contextlib.contextmanager
-def substituting(implementation: Implementation, chosen: ChosenOps) -> Iterator[Substituter]:
+def substituting(implementation: implementations.Implementation, chosen: ChosenOps) -> Iterator[Substituter]:
     """Run the chosen ops of the block through `implementation`; everything else stays the same bit for bit.
 
     Compiled models run eagerly inside the block. At its end a warning says what could not be substituted.
@@ -292,10 +276,10 @@ def substituting(implementation: Implementation, chosen: ChosenOps) -> Iterator[
     interceptor = OpInterceptor(substituter)
     with contextlib.ExitStack() as stack:
         stack.enter_context(interceptor.running())
-        if isinstance(implementation, UsersFunction):
+        if isinstance(implementation, implementations.UsersFunction):
             mode = _UsersOps(implementation, chosen, substituter, interceptor)
-            push_function_mode(mode)
-            stack.callback(remove_function_mode, mode)
+            torch_private.push_function_mode(mode)
+            stack.callback(torch_private.remove_function_mode, mode)
         yield substituter
     if lines := _warnings(substituter, chosen, interceptor):
         text = "\n  ".join(lines)
@@ -325,7 +309,7 @@ def _warnings(substituter: Substituter, chosen: ChosenOps, interceptor: OpInterc
     return left + own + missing + threads
 
 
-class _UsersOps(FunctionMode):
+class _UsersOps(torch_private.FunctionMode):
     """Replaces whole operators by the user's function, above autograd, so that its gradient is used too.
 
     The backward of an aten operator consists of other ops, which can be chosen on their own; that of an operator of
@@ -333,7 +317,11 @@ class _UsersOps(FunctionMode):
     """
 
     def __init__(
-        self, users: UsersFunction, chosen: ChosenOps, substituter: Substituter, interceptor: OpInterceptor
+        self,
+        users: implementations.UsersFunction,
+        chosen: ChosenOps,
+        substituter: Substituter,
+        interceptor: OpInterceptor,
     ) -> None:
         super().__init__()
         self._function = users.function
@@ -356,9 +344,9 @@ class _UsersOps(FunctionMode):
 
 def _registered_op(func: Any) -> str | None:
     """Return the name of an operator of another library, `mine.gelu`; None for torch's own."""
-    if isinstance(func, OpOverload):
+    if isinstance(func, torch_private.OpOverload):
         func = func.overloadpacket
-    if not isinstance(func, OpOverloadPacket):
+    if not isinstance(func, torch_private.OpOverloadPacket):
         return None
     name = str(func)  # `__name__` has no library
-    return None if is_torchs_own(name) else name
+    return None if implementations.is_torchs_own(name) else name

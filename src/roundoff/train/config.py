@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from roundoff.errors import TrainError
-from roundoff.precision.recipe.loss_scale_settings import FLAVOURS
+from roundoff.precision.recipe.recipe import FLAVOURS
 from roundoff.runs import JsonValue
 from roundoff.words import plural
 

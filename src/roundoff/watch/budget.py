@@ -109,7 +109,7 @@ class TimeBudget:
         self._ended = time.perf_counter()
 
     def count_step(self, seconds: float = 0.0) -> None:
-        """Take note that a step has ended, and of what it has cost that `add` was not told."""
+        """Note that a step has ended, and the part of its cost that was not passed to `add`."""
         self._num_steps += 1
         self._spent += seconds
 
@@ -123,7 +123,7 @@ class TimeBudget:
         Args:
             seconds: how long it took.
             name: what it was for.
-            is_in_hook: whether that time is also a part of what `add` is told.
+            is_in_hook: whether that time is also passed to `add`.
         """
         if name == REPLAYS:
             self._replays += seconds

@@ -44,9 +44,9 @@ _NUM_COMPARED = 10
 _TABLE_PART, _NORMS_PART = 0.25, 0.4
 """What the table of parameters and the norms of gradients may take of the budget."""
 _MAX_LATE_STEPS = 64
-"""The losses of at most so many steps are under way; then they are waited for."""
+"""At most this many losses may be on their way from the device; then they are waited for."""
 _STEPS_WITHOUT_ROOM = 4
-"""Where the budget has no room, it is asked again after this many steps: in a short step even that takes long."""
+"""Where the budget has no room, it is checked again after this many steps: in a short step even that takes long."""
 
 
 class AnomalyDetector:

@@ -131,7 +131,7 @@ class StepJournal:
     ) -> None:
         """Write the line of the step that closes, and its calls unless they are those of the step before.
 
-        `name` is that of the optimizer: two of a class are told apart. `is_taped` says whether
+        `name` is that of the optimizer: two of a class have different ones. `is_taped` says whether
         all calls of models were seen, `is_late` that numbers may be on their way from an accelerator.
         """
         clock = self._clock

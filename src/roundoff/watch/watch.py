@@ -44,6 +44,7 @@ from roundoff.runs import (
     CallKind,
     EpochDetail,
     Finding,
+    FlightRecorder,
     ForwardDetail,
     Gap,
     NoDetail,
@@ -53,7 +54,6 @@ from roundoff.runs import (
     ZeroGradDetail,
     append_gap,
 )
-from roundoff.runs.flight import FlightRecorder
 from roundoff.torch_private import (
     clip_function,
     compiler_is_loaded,
@@ -104,7 +104,7 @@ _INNER_SHARE = 0.005
 _MAX_HEARD_EVALUATIONS = 64
 """In a step that is not taped, the losses of at most this many forwards without gradients are looked for."""
 _MIN_FULL_STEPS = 4
-"""Rules need the facts of so many steps, whatever these cost: gradients that are carried over twice, say."""
+"""Rules need the facts of this many steps, whatever they cost: for example, gradients carried over twice."""
 _FIRST_SHARE = 0.7
 """Steps are watched in full until that has cost so much of what they took themselves, or as much as a start may."""
 _FIRST_NUMBERS = 300_000_000
@@ -113,7 +113,7 @@ _MIN_TAPE_BYTES = 16 * 2**20
 _MAX_STARTS = 4
 """Forwards after the first one, and before any backward, each of which may be the real beginning of the first step."""
 _QUIET_STEPS = 16
-"""After so many steps that were hardly looked at, it is asked again whether the budget allows more."""
+"""After this many steps with few checks, the budget is checked again for more."""
 _PLAIN_BACKWARD = BackwardDetail()
 _NOT_TAPED = "it was not taped, in order to stay within the budget"
 
@@ -572,7 +572,7 @@ class Watch(LoopFollower):
         else:
             self._in_checks(detector.end_attempt)
         if not self._in_checks.is_on and self._copies.are_waiting:
-            self._in_facts(self._copies.deliver)  # else nobody would, and what they are of would stay alive
+            self._in_facts(self._copies.deliver)  # otherwise their tensors would stay alive
         if is_quiet:
             if not detector.new:
                 return
@@ -655,7 +655,7 @@ class Watch(LoopFollower):
     def _goes_on_quietly(self) -> bool:
         """Say whether a quiet step goes on in the loop itself, and nothing looks at what is computed.
 
-        What has to be so stays so as long as only these methods are called; so it is asked once.
+        The conditions hold as long as only these methods are called, so they are checked once.
         """
         if not self.is_undisturbed:
             self.is_undisturbed = (

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import roundoff.checkpoints.write.checkpoint_writer as writing_mindspore
-from roundoff.checkpoints.lazy_tensor import StoredTensor
+from roundoff.checkpoints.checkpoint import StoredTensor
 from roundoff.checkpoints.read.dispatch import read_checkpoint
 from roundoff.checkpoints.write.checkpoint_writer import SUFFIXES, TARGETS, Target, target_of, write_checkpoint
 from roundoff.errors import CheckpointError

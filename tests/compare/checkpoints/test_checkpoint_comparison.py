@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from roundoff.checkpoints.checkpoint import Checkpoint, Role
-from roundoff.checkpoints.lazy_tensor import StoredTensor
+from roundoff.checkpoints.checkpoint import Checkpoint, Role, StoredTensor
 from roundoff.checkpoints.pair.layer_matching import PairedBy
 from roundoff.compare.checkpoints.checkpoint_comparison import CheckpointComparison, compare_checkpoints
 from roundoff.compare.checkpoints.compared_pair import ComparedPair, PairKind

@@ -10,7 +10,7 @@ from hypothesis import given
 from roundoff.compare.runs import alignment as module
 from roundoff.compare.runs.alignment import align, common_subsequence, is_passing_on, sites_by_order
 from roundoff.runs import Event
-from roundoff.runs.records.step_ops import StepOp
+from roundoff.runs.records.event import StepOp
 
 PLAIN = Event(
     step=0, rank=0, microbatch=0, phase="forward", site="<model>", op="aten.mm", nth=0, output="output0", order=0,

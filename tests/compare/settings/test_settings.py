@@ -53,7 +53,7 @@ def scaled() -> tuple[Tensor, Tensor]:
     return 10 * x + 5, y
 
 
-TOLD = {
+REPORTED = {
     "eps": (
         {"model": partial(Transformer, eps=1e-3)},
         ["eps of LayerNorm (blocks.0.norm, blocks.1.norm): 1e-05 against 0.001"],
@@ -100,7 +100,7 @@ TOLD = {
 }
 
 
-@pytest.mark.parametrize(("change", "texts"), TOLD.values(), ids=TOLD.keys())
+@pytest.mark.parametrize(("change", "texts"), REPORTED.values(), ids=REPORTED.keys())
 def test_the_one_thing_that_differs_is_all_that_is_reported(
     references: dict[str, Run], tmp_path: Path, change: dict[str, Any], texts: list[str]
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from roundoff.checkpoints.lazy_tensor import StoredTensor
+from roundoff.checkpoints.checkpoint import StoredTensor
 from roundoff.compare.tensors.tensor_comparison import pair_saved
 from roundoff.errors import CheckpointError
 

@@ -105,7 +105,7 @@ def test_counts_what_a_bad_value_reaches(tmp_path: Path) -> None:
     assert place is not None
     reached = place.liveness
     assert not reached.reaches_loss
-    assert (reached.num_bad_gradients, reached.num_gradients) == (2, 4)  # the last layer lies behind the branch
+    assert (reached.num_bad_gradients, reached.num_gradients) == (2, 4)  # the last layer is after the branch
     assert (reached.num_bad_weights, reached.num_weights) == (2, 4)
 
 

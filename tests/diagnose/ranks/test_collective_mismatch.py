@@ -1,4 +1,4 @@
-"""A rank that ended with fewer steps is named, where another fails for want of it."""
+"""A rank that ended with fewer steps is named, where another fails because it is missing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def write(folder: Path, num_steps: tuple[int, int], messages: tuple[str | None, 
     return run
 
 
-def test_the_rank_that_is_behind_and_the_step_that_has_no_partner_are_named(tmp_path: Path) -> None:
+def test_the_rank_with_fewer_steps_and_the_step_that_has_no_partner_are_named(tmp_path: Path) -> None:
     (finding,) = mismatched_collectives(write(tmp_path / "run", (12, 11), (CLOSED, None)))
     assert (finding.rule, finding.rank, finding.step) == ("collective-mismatch", 1, 11)
 

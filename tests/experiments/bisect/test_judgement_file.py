@@ -68,7 +68,7 @@ def test_a_broken_line_in_the_middle_is_named(path: Path):
 
 
 @pytest.mark.parametrize("content", ["my notes", "loss\n0.1\n", '{"loss": 1}\n', "[]\n", '{"question": "smalle'])
-def test_somebody_elses_file_is_refused_and_left_alone(tmp_path: Path, content: str):
+def test_another_programs_file_is_refused_and_left_alone(tmp_path: Path, content: str):
     path = tmp_path / "notes.txt"
     path.write_text(content)
     with pytest.raises(BisectError, match="does not hold the judgements of a bisection"):

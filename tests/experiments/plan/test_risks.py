@@ -1,4 +1,4 @@
-"""What speaks against a format at one op."""
+"""Which checks a format fails at one op."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def risk_of_one(one: LossEffect, *, loss_scale: float = 1.0) -> Risk | None:
     return risk_of(unit, one.fmt, loss_scale=loss_scale)
 
 
-def test_nothing_speaks_against_a_format_that_suits() -> None:
+def test_a_format_that_suits_passes_all_checks() -> None:
     assert risk_of_one(effect("fc", "linear")) is None
 
 

@@ -1,4 +1,4 @@
-"""Two classes, one of them rare, in a stream that nobody can look into beforehand."""
+"""Two classes, one of them rare, in a stream that cannot be read in advance."""
 
 import torch
 from torch import nn

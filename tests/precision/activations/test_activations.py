@@ -161,7 +161,7 @@ class Stumbling(nn.Module):
 
 
 def saved_exactly() -> bool:
-    """Whether autograd saves tensors as they are: nobody's hooks are in place."""
+    """Whether autograd saves tensors as they are: no hooks are in place."""
     a = torch.randn(2048, requires_grad=True) * 2
     return torch.equal((a * a).grad_fn._saved_self, a)
 

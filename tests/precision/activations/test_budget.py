@@ -8,7 +8,7 @@ from roundoff.precision.activations import ActivationSettings, choose_bits, comp
 
 
 class Deaf(nn.Module):
-    """Saves as much as its neighbours, but nothing of it reaches the gradient to speak of."""
+    """Saves as much as its neighbours, but almost nothing of it reaches the gradient."""
 
     def __init__(self) -> None:
         super().__init__()

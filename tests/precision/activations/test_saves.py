@@ -12,7 +12,6 @@ from roundoff.precision.activations.forward_saves import (
     Mask,
     NarrowIntegers,
     PackedTensor,
-    StoredForm,
     UncompressedTensor,
     group_size,
 )
@@ -22,10 +21,6 @@ SITE = "somewhere"
 
 def saves(model: nn.Module | None = None, *, bits: int = 4, **settings: int) -> ForwardSaves:
     return ForwardSaves(model or nn.Identity(), settings=ActivationSettings(**settings), bits={SITE: bits}, key=1)
-
-
-def form_of(x: Tensor, *, bits: int = 4) -> StoredForm:
-    return saves(bits=bits).pack(x, site=SITE).form
 
 
 def packed_and_expanded(x: Tensor, *, bits: int = 8) -> tuple[PackedTensor, Tensor]:

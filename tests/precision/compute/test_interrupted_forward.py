@@ -15,7 +15,7 @@ WAYS = [("O1", "auto"), ("half", "auto"), ("bf16", "emulated"), ("fp8", "auto"),
 
 
 class Interrupted(nn.Module):
-    """Its second layer ends the forward when it is told to."""
+    """Its second layer ends the forward by `ends_by`, if set."""
 
     def __init__(self) -> None:
         super().__init__()

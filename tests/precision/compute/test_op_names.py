@@ -66,7 +66,7 @@ def test_what_torch_does_not_have_is_not_a_name(name: str):
     assert not is_op_name(name)
 
 
-def test_an_op_of_somebodys_library_is_known_by_the_name_it_has_there():
+def test_an_op_of_another_library_is_known_by_the_name_it_has_there():
     library = torch.library.Library("test_op_names", "DEF")
     library.define("doubled(Tensor x) -> Tensor")
     library.impl("doubled", lambda x: x * 2, "CompositeImplicitAutograd")

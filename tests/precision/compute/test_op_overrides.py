@@ -1,4 +1,4 @@
-"""Formats of single ops of a site: which calls they reach, and what cannot be."""
+"""Formats of single ops of a site: which calls they reach, and which are invalid."""
 
 import json
 import math
@@ -101,7 +101,7 @@ def test_all_ops_of_all_sites_in_fp32_are_an_fp32_forward_with_narrow_weights():
     assert difference < 5e-3
 
 
-def test_a_wide_result_is_narrow_again_behind_its_site():
+def test_a_wide_result_is_narrow_again_after_its_site():
     model, _ = under("half", {"blocks.0:add": "fp32", "blocks.1:add": "fp32"})
     seen = {}
     for name in ("blocks.0", "blocks.1", "blocks.1.norm"):
@@ -112,7 +112,7 @@ def test_a_wide_result_is_narrow_again_behind_its_site():
         assert torch.equal(value, round_to(value, "fp16")), name
 
 
-def test_what_the_code_itself_widened_stays_wide_behind_the_site():
+def test_what_the_code_itself_widened_stays_wide_after_the_site():
     class Widening(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return torch.exp((x * 2.0).float())
@@ -267,11 +267,11 @@ def test_recomputed_parts_compute_their_ops_as_before():
     assert torch.equal(*gradients)
 
 
-def test_an_op_that_the_site_never_calls_is_told_once_after_the_first_forward():
+def test_an_op_that_the_site_never_calls_is_reported_once_after_the_first_forward():
     model, _ = under("half", {"blocks.1.attn:sigmoid": "fp32"})
-    with pytest.warns(UserWarning, match="no such call") as told:
+    with pytest.warns(UserWarning, match="no such call") as reported:
         model(batch())
-    assert [str(warning.message) for warning in told] == [
+    assert [str(warning.message) for warning in reported] == [
         'The override "blocks.1.attn:sigmoid" = "fp32" has no effect: the first forward made no such call. '
         "blocks.1.attn calls: div, matmul, mul, softmax."
     ]
@@ -294,7 +294,7 @@ def test_a_site_that_does_not_exist_is_an_error():
         ("Net:norm", '"norm" in the overrides of apply_recipe for Net.'),
     ],
 )
-def test_a_site_as_a_recording_names_it_in_a_further_model_is_told_from_an_op(key: str, fix: str):
+def test_a_site_as_a_recording_names_it_in_a_further_model_is_distinguished_from_an_op(key: str, fix: str):
     with pytest.raises(RecipeError) as caught:
         under("half", {key: "fp32"})
     what, why, what_to_do = str(caught.value).splitlines()

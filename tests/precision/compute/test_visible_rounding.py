@@ -1,4 +1,4 @@
-"""Whoever watches an emulated step sees its roundings, and the watching changes nothing."""
+"""A watch of an emulated step sees its roundings and changes nothing."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ class SeesOps(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_a_dispatch_mode_sees_a_rounding_behind_every_product():
+def test_a_dispatch_mode_sees_a_rounding_after_every_product():
     model, _ = prepared("O2")
     plain = model(IMAGES[:8])
     with SeesOps() as mode:

@@ -25,7 +25,7 @@ def test_every_call_leaves_word_of_its_recipe_and_its_model(tmp_path: Path, monk
     assert 'name = "O1"' in second.recipe_toml
 
 
-def test_writes_nothing_unless_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_writes_nothing_unless_requested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv(APPLIED_VARIABLE, raising=False)
     monkeypatch.chdir(tmp_path)
     apply("half")

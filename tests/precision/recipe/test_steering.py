@@ -1,4 +1,4 @@
-"""What is asked of every recipe from outside: another recipe, and scales that stay as they are."""
+"""What the environment requests of every recipe: another recipe, and scales that stay as they are."""
 
 import json
 from dataclasses import replace
@@ -39,13 +39,13 @@ def test_it_may_be_a_file_and_overrides_of_the_environment_come_on_top(monkeypat
 
 
 @pytest.mark.parametrize("text", ["O7", "nowhere.toml"])
-def test_a_recipe_that_does_not_exist_is_told_with_the_variable(monkeypatch, text: str):
+def test_a_recipe_that_does_not_exist_is_reported_with_the_variable(monkeypatch, text: str):
     monkeypatch.setenv("ROUNDOFF_RECIPE", text)
     with pytest.raises(RecipeError, match=f"In the environment variable ROUNDOFF_RECIPE: .*'{text}'"):
         prepared("fp32")
 
 
-def test_an_empty_file_is_told_instead_of_training_in_fp32(monkeypatch, tmp_path: Path):
+def test_an_empty_file_is_reported_instead_of_training_in_fp32(monkeypatch, tmp_path: Path):
     (tmp_path / "empty.toml").touch()
     monkeypatch.setenv("ROUNDOFF_RECIPE", str(tmp_path / "empty.toml"))
     with pytest.raises(RecipeError, match=r"In the environment variable ROUNDOFF_RECIPE: .*empty\.toml' is empty"):

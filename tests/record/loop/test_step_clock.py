@@ -331,7 +331,7 @@ def test_a_gan_has_one_step_for_each_of_its_optimizers(record):
 
 def test_a_loop_that_never_steps_closes_at_zero_grad(record):
     model = nn.Linear(3, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)  # the bug: nobody calls it
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)  # the bug: it is never called
 
     def training():
         for _ in range(3):

@@ -10,7 +10,7 @@ from roundoff.replay.saved.builder import Builder
 FILE = """
 import torch
 from torch import nn
-from beside import WIDTH
+from neighbour import WIDTH
 
 calls = []
 
@@ -45,7 +45,7 @@ def too_much(): return (*all_three(), 4)
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    (tmp_path / "beside.py").write_text("WIDTH = 3\n")
+    (tmp_path / "neighbour.py").write_text("WIDTH = 3\n")
     (tmp_path / "made.py").write_text(FILE)
     return tmp_path / "made.py"
 

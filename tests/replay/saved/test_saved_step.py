@@ -53,8 +53,8 @@ def test_a_tensor_without_a_finite_number_and_an_empty_one_have_no_range(tmp_pat
 
 
 def test_of_complex_numbers_both_parts_count(tmp_path: Path) -> None:
-    (told,) = describe_saved_step(saved(tmp_path / "run", torch.tensor([1 - 2j]))).batch
-    assert (told.dtype, told.least, told.largest) == ("complex64", -2, 1)
+    (reported,) = describe_saved_step(saved(tmp_path / "run", torch.tensor([1 - 2j]))).batch
+    assert (reported.dtype, reported.least, reported.largest) == ("complex64", -2, 1)
 
 
 def test_a_folder_without_a_tape_says_so(tmp_path: Path) -> None:

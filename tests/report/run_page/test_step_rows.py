@@ -4,7 +4,7 @@ import pytest
 
 from roundoff.diagnose.diagnosis import RunView, view_run
 from roundoff.report.run_page import section as room
-from roundoff.report.run_page.recorded_ops import StepRows, step_rows
+from roundoff.report.run_page.recorded_ops import StepResults, step_rows
 from roundoff.report.run_page.section import choose_steps
 from tests.report.sample_runs import BAD_STEP, diagnosed, record_run
 
@@ -14,7 +14,7 @@ def view(tmp_path_factory: pytest.TempPathFactory) -> RunView:
     return view_run(diagnosed(record_run(tmp_path_factory.mktemp("rows") / "run")))
 
 
-def rows_of(view: RunView) -> list[StepRows]:
+def rows_of(view: RunView) -> list[StepResults]:
     return step_rows(choose_steps(view)[0])
 
 

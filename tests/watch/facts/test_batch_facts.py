@@ -34,7 +34,7 @@ def facts(result: Taped) -> BatchFacts:
     return read_now(batch_facts_of(result.tape, result.sites, targets=[], criterion_input={}))[0]
 
 
-def test_inputs_and_labels_are_told_apart_and_the_criterion_by_its_settings(tmp_path: Path) -> None:
+def test_inputs_and_labels_are_distinguished_and_the_criterion_by_its_settings(tmp_path: Path) -> None:
     model = nn.Linear(3, 2)
     x = torch.tensor([[1.0, 2.0, 3.0], [float("nan"), 5.0, 7.0]])
     found = facts(step(model, x, torch.tensor([1, 1]), tmp_path / "run"))
@@ -46,7 +46,7 @@ def test_inputs_and_labels_are_told_apart_and_the_criterion_by_its_settings(tmp_
     assert (found.criterion, found.criterion_settings["label_smoothing"]) == ("cross_entropy", 0.1)
 
 
-def test_tensors_inside_of_other_containers_are_found_and_each_is_told_once(tmp_path: Path) -> None:
+def test_tensors_inside_of_other_containers_are_found_and_each_is_reported_once(tmp_path: Path) -> None:
     model, x = OfPairs(3, 2), torch.ones(4, 3)
     result = step(model, Pair(x, x), torch.zeros(4, dtype=torch.int64), tmp_path / "run")
     places = [(place, is_target) for place, _, is_target in external_tensors(result.tape, result.sites)]
@@ -65,11 +65,11 @@ def test_every_sample_has_a_hash_that_only_its_own_values_decide(tmp_path: Path)
 
 
 @pytest.mark.parametrize("x", [torch.ones(0, 3), torch.ones(2, 2, dtype=torch.complex64)])
-def test_of_what_has_no_numbers_to_summarise_the_shape_is_told(tmp_path: Path, x: Tensor) -> None:
+def test_of_what_has_no_numbers_to_summarise_the_shape_is_reported(tmp_path: Path, x: Tensor) -> None:
     model = nn.Linear(1, 1)
     result = taped(tmp_path / "run", lambda: (model(torch.ones(1, 1)).sum() + x.abs().sum()).backward())
-    (told,) = [one for one in facts(result).tensors if one.shape == tuple(x.shape)]
-    assert (told.dtype, told.mean, told.hash) == (str(x.dtype).removeprefix("torch."), None, "")
+    (reported,) = [one for one in facts(result).tensors if one.shape == tuple(x.shape)]
+    assert (reported.dtype, reported.mean, reported.hash) == (str(x.dtype).removeprefix("torch."), None, "")
 
 
 def test_numbers_of_too_many_kinds_are_ids_and_not_counted(tmp_path: Path) -> None:
@@ -83,8 +83,8 @@ def test_runs_at_the_ends_of_rows_are_not_inner_values(tmp_path: Path) -> None:
     model = nn.Embedding(5, 2)
     ids = torch.tensor([[0, 0, 3, 0, 4, 4], [0, 1, 1, 2, 4, 4]])
     result = taped(tmp_path / "run", lambda: model(ids).sum().backward())
-    (told,) = facts(result).tensors
-    assert told.inner_counts == {"0": 1, "1": 2, "2": 1, "3": 1}
+    (reported,) = facts(result).tensors
+    assert reported.inner_counts == {"0": 1, "1": 2, "2": 1, "3": 1}
 
 
 def test_rows_that_are_probabilities_already_are_recognised() -> None:

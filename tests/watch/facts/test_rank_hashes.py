@@ -10,7 +10,7 @@ from roundoff.runs import Run, RunInfo, RunWriter
 from roundoff.watch.facts.tensor_hashes import RankHashes
 
 
-def test_a_single_process_has_nobody_to_be_held_against(tmp_path: Path) -> None:
+def test_a_single_process_has_no_rank_to_be_compared_with(tmp_path: Path) -> None:
     hashes = RankHashes(RunWriter.create(tmp_path / "run", RunInfo()))
     assert not any(map(hashes.wants, range(30)))
 

@@ -1,4 +1,4 @@
-"""A gradient that a step used and nobody cleared is counted when the next step adds to it."""
+"""A gradient that a step used and that was not cleared is counted when the next step adds to it."""
 
 from __future__ import annotations
 

@@ -39,15 +39,15 @@ class Lazy(nn.Module):
     def __init__(self):
         super().__init__()
         self.inner = nn.Linear(8, 8)
-        self.asked = []
+        self.requested = []
 
     def forward(self, x):
         return self.inner(x)
 
     def __getattr__(self, name):
-        if name in ("inner", "asked") or name.startswith("_"):
+        if name in ("inner", "requested") or name.startswith("_"):
             return super().__getattr__(name)
-        self.asked.append(name)
+        self.requested.append(name)
         raise RuntimeError(f"no {name} here")
 
 
@@ -72,5 +72,5 @@ for step in range(24):
     optimizer.step()
     if step % 6 == 0:
         print(step, loss.item())
-print(model[2].asked)
+print(model[2].requested)
 torch.save(model.state_dict(), sys.argv[1])

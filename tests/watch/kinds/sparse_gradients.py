@@ -1,4 +1,4 @@
-"""An embedding with sparse gradients, and SparseAdam beside a dense optimizer."""
+"""An embedding with sparse gradients, and SparseAdam next to a dense optimizer."""
 
 import sys
 

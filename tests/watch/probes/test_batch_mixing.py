@@ -27,13 +27,13 @@ class Calls(nn.Module):
         return self.function(self.inner(given[0]), *given[1:])
 
 
-def mixing(function: Callable[..., Tensor], folder: Path, *beside: Tensor) -> BatchMixingProbe | None:
+def mixing(function: Callable[..., Tensor], folder: Path, *others: Tensor) -> BatchMixingProbe | None:
     torch.manual_seed(0)
     model, x, y = Calls(function), torch.randn(6, 4), torch.randn(6, 4)
-    return batch_mixing(taped(folder, lambda: F.mse_loss(model(x, *beside), y).backward()).replayed_step())
+    return batch_mixing(taped(folder, lambda: F.mse_loss(model(x, *others), y).backward()).replayed_step())
 
 
-def test_samples_that_keep_to_themselves_change_nobody(tmp_path: Path) -> None:
+def test_samples_that_keep_to_themselves_change_no_other(tmp_path: Path) -> None:
     assert mixing(torch.relu, tmp_path / "run") == BatchMixingProbe(step=0, sample=3, changed=(), site=None)
 
 
@@ -57,7 +57,7 @@ def test_what_changes_by_itself_tells_nothing(tmp_path: Path) -> None:
     assert mixing(lambda x: x + next(count), tmp_path / "run") is None
 
 
-def test_a_single_sample_has_nobody_to_mix_with(tmp_path: Path) -> None:
+def test_a_single_sample_has_no_other_to_mix_with(tmp_path: Path) -> None:
     model = nn.Linear(4, 4)
     assert (
         batch_mixing(taped(tmp_path / "run", lambda: model(torch.ones(1, 4)).sum().backward()).replayed_step()) is None

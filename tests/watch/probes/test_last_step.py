@@ -121,7 +121,7 @@ def test_random_numbers_in_eval_mode_are_named(tmp_path: Path):
     assert (op["site"], op["op"]) == ("<model>", "aten.bernoulli_")
 
 
-def test_one_batch_is_learned_where_the_data_cannot_be(tmp_path: Path):
+def test_one_batch_is_learned_where_the_data_is_not(tmp_path: Path):
     losses = probes(tmp_path / "a", "labels")["overfit"]["losses"]
     assert losses[-1] < 0.5 * losses[0]
 

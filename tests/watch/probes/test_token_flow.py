@@ -1,4 +1,4 @@
-"""Tokens are exchanged in a replay, and the scores that depend on them are told."""
+"""Tokens are exchanged in a replay, and the scores that depend on them are reported."""
 
 from __future__ import annotations
 

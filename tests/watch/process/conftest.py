@@ -35,7 +35,7 @@ def command(tmp_path: Path) -> Callable[[str], list[str]]:
 
 @pytest.fixture
 def supervised(tmp_path: Path, command: Callable[[str], list[str]]) -> Supervised:
-    """Run one of the things that can happen to the end; gdb, which takes seconds, only where it is asked for."""
+    """Run one of the things that can happen to the end; gdb, which takes seconds, only where it is requested."""
 
     def run(what: str, *, gdb: bool = False, **settings: str) -> ParentOutcome:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **settings}

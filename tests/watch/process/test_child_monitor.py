@@ -46,6 +46,6 @@ def test_a_run_that_is_over_does_not_hang(supervised):
     assert (outcome.code, outcome.reported) == (0, [])
 
 
-def test_no_hang_is_looked_for_unless_asked(supervised):
+def test_no_hang_is_looked_for_unless_requested(supervised):
     outcome = supervised("hangs-for-a-while")
     assert (outcome.code, outcome.reported) == (0, [])

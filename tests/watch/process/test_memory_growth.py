@@ -187,13 +187,13 @@ def test_a_deque_without_a_limit_is_memory_growth(training: Training) -> None:
     assert finding.why.startswith("kept grew by ")
 
 
-def test_a_list_that_grows_beside_a_full_buffer_is_named(training: Training) -> None:
+def test_a_list_that_grows_next_to_a_full_buffer_is_named(training: Training) -> None:
     keep, kept = keep_in_deque(10_000), []
     for number, _ in enumerate(training.losses()):
         keep(number, torch.randn(512, 512))
-        kept.append(torch.randn(256, 512))  # beside
+        kept.append(torch.randn(256, 512))  # next to it
     (finding,) = training.findings()
-    assert (finding.rule, finding.source) == ("memory-growth", line_of("beside"))
+    assert (finding.rule, finding.source) == ("memory-growth", line_of("next to it"))
 
 
 @pytest.mark.parametrize("keep", [lambda loss: loss.item(), lambda loss: None], ids=["numbers", "nothing"])
@@ -224,7 +224,7 @@ def test_memory_that_is_given_back_before_the_end_is_silent(training: Training) 
 
 
 def test_a_look_leaves_no_reference_to_local_variables_behind(training: Training) -> None:
-    """Up to Python 3.12 a frame that is asked for its variables keeps a copy of them."""
+    """Up to Python 3.12 a frame whose variables are read keeps a copy of them."""
     kept = [x := torch.ones(3)]
     for loss in training.losses():
         kept.append(loss)

@@ -26,6 +26,6 @@ die_by(number)
     assert resource.getrlimit(resource.RLIMIT_CORE) == limits
 
 
-def test_our_signals_are_real_time_ones_that_nobody_else_takes():
+def test_our_signals_are_real_time_ones_that_no_one_else_uses():
     assert can_supervise()
     assert signal.SIGRTMIN < WAKE_SIGNAL < STACKS_SIGNAL < signal.SIGRTMAX

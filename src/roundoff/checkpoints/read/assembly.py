@@ -9,9 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from roundoff.checkpoints.checkpoint import Checkpoint, JsonValue, Role
+from roundoff.checkpoints.checkpoint import Checkpoint, JsonValue, LazyTensor, Role, StoredTensor
 from roundoff.checkpoints.file_bytes import FileBytes
-from roundoff.checkpoints.lazy_tensor import LazyTensor, StoredTensor
 from roundoff.checkpoints.read.pickled_objects import EncodedText, Global, PickledArray, PickledObject
 from roundoff.checkpoints.read.torch_files import DtypeName
 

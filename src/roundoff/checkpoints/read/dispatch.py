@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from roundoff.checkpoints.checkpoint import Checkpoint
+from roundoff.checkpoints.checkpoint import Checkpoint, LazyTensor
 from roundoff.checkpoints.file_bytes import FileBytes, cannot_read
-from roundoff.checkpoints.lazy_tensor import LazyTensor
 from roundoff.checkpoints.read.assembly import assemble
 from roundoff.checkpoints.read.flax import is_flax, read_flax
 from roundoff.checkpoints.read.keras import is_keras_archive, read_keras, read_keras_archive

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from roundoff.checkpoints.checkpoint import TENSOR_BYTES, LazyTensor, dense_tensor, join_parts
 from roundoff.checkpoints.file_bytes import FileBytes
-from roundoff.checkpoints.lazy_tensor import TENSOR_BYTES, LazyTensor, dense_tensor, join_parts
 from roundoff.checkpoints.read.pickled_objects import TORCH_NAMES
 from roundoff.tensor_header import parse_shape
 

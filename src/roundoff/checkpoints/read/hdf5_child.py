@@ -27,7 +27,7 @@ MAX_RATIO = 100
 """A compressed dataset may expand to 64 MB, or to a hundred times the size of its file."""
 
 
-class Part(io.RawIOBase):
+class FilePart(io.RawIOBase):
     """A part of a file, as a file."""
 
     def __init__(self, path: Path, begin: int, length: int) -> None:
@@ -125,7 +125,7 @@ def main() -> None:
     data = b""
     try:
         whole = begin == 0 and length == path.stat().st_size
-        with h5py.File(path if whole else Part(path, begin, length), "r") as file:
+        with h5py.File(path if whole else FilePart(path, begin, length), "r") as file:
             answer = listing(file) if request["read"] is None else {}
             data = content(file, request["read"], length) if request["read"] is not None else b""
     except Exception as error:  # errors of the library about a broken file are passed on

@@ -21,9 +21,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from roundoff.checkpoints.checkpoint import Role
+from roundoff.checkpoints.checkpoint import NUM_BYTES, LazyTensor, Role, read_flat
 from roundoff.checkpoints.file_bytes import FileBytes
-from roundoff.checkpoints.lazy_tensor import NUM_BYTES, LazyTensor, read_flat
 from roundoff.checkpoints.read.pickled_objects import TORCH_NAMES, swap_bytes
 from roundoff.checkpoints.read.zip_archive import STORED, ZipArchive
 from roundoff.errors import CheckpointError
@@ -103,7 +102,7 @@ def _tensor(data: FileBytes, dataset: dict[str, Any], dtype: str) -> LazyTensor:
         raise data.error(str(error)) from error
     num_bytes = math.prod(shape) * NUM_BYTES[dtype]
     if offset is not None:
-        data.part(offset, num_bytes, what)  # raises if the file does not have so many
+        data.part(offset, num_bytes, what)  # raises if the file is shorter
 
     def read() -> Tensor:
         content = data.part(offset, num_bytes, what) if offset is not None else _run_child(data, path)[1]

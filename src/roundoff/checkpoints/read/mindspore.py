@@ -7,8 +7,8 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from roundoff.checkpoints.checkpoint import NUM_BYTES, LazyTensor, dense_tensor, join_parts, read_flat
 from roundoff.checkpoints.file_bytes import FileBytes
-from roundoff.checkpoints.lazy_tensor import NUM_BYTES, LazyTensor, dense_tensor, join_parts, read_flat
 from roundoff.tensor_header import parse_shape
 
 if TYPE_CHECKING:

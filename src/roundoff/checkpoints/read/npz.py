@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from roundoff.checkpoints.checkpoint import NUM_BYTES, LazyTensor, read_flat
 from roundoff.checkpoints.file_bytes import FileBytes
-from roundoff.checkpoints.lazy_tensor import NUM_BYTES, LazyTensor, read_flat
 from roundoff.checkpoints.read.pickled_objects import TORCH_NAMES, in_order, swap_bytes
 from roundoff.checkpoints.read.zip_archive import ZipArchive
 from roundoff.tensor_header import parse_shape

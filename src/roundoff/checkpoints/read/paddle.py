@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from roundoff.checkpoints.checkpoint import LazyTensor, join_parts
 from roundoff.checkpoints.file_bytes import FileBytes
-from roundoff.checkpoints.lazy_tensor import LazyTensor, join_parts
 from roundoff.checkpoints.read.pickle_machine import unpickle
 from roundoff.checkpoints.read.pickled_objects import ARRAY_GLOBALS, PLAIN_GLOBALS, Global, PickledArray
 from roundoff.tensor_header import parse_shape

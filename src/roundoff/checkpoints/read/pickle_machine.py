@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from roundoff.checkpoints.checkpoint import TENSOR_BYTES
 from roundoff.checkpoints.file_bytes import FileBytes
-from roundoff.checkpoints.lazy_tensor import TENSOR_BYTES
 from roundoff.checkpoints.read.pickled_objects import (
     Global,
     Known,

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from roundoff.checkpoints.checkpoint import NUM_BYTES, LazyTensor, read_flat
 from roundoff.checkpoints.file_bytes import FileBytes
-from roundoff.checkpoints.lazy_tensor import NUM_BYTES, LazyTensor, read_flat
 from roundoff.tensor_header import parse_shape
 
 if TYPE_CHECKING:

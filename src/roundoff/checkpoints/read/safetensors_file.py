@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from roundoff.checkpoints.checkpoint import TENSOR_BYTES, LazyTensor, dense_tensor
 from roundoff.checkpoints.file_bytes import FileBytes
-from roundoff.checkpoints.lazy_tensor import TENSOR_BYTES, LazyTensor, dense_tensor
 from roundoff.tensor_header import MAX_HEADER_BYTES, TENSOR_DTYPES, TensorEntry, parse_entries
 
 

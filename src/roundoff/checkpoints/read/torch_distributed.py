@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from roundoff.checkpoints.checkpoint import NUM_BYTES, LazyTensor
 from roundoff.checkpoints.file_bytes import FileBytes
-from roundoff.checkpoints.lazy_tensor import NUM_BYTES, LazyTensor
 from roundoff.checkpoints.read.pickle_machine import unpickle
 from roundoff.checkpoints.read.pickled_objects import PickledObject
 from roundoff.checkpoints.read.torch_files import DtypeName, find_torch_global, read_torch_zip

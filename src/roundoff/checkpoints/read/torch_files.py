@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from roundoff.checkpoints.checkpoint import MAX_REPEATED_BYTES, NUM_BYTES, LazyTensor, read_flat
 from roundoff.checkpoints.file_bytes import FileBytes
-from roundoff.checkpoints.lazy_tensor import MAX_REPEATED_BYTES, NUM_BYTES, LazyTensor, read_flat
 from roundoff.checkpoints.read.pickle_machine import unpickle
 from roundoff.checkpoints.read.pickled_objects import ARRAY_GLOBALS, PLAIN_GLOBALS, Global, Known, PickledObject
 from roundoff.checkpoints.read.zip_archive import ZipArchive

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from roundoff.checkpoints.lazy_tensor import NUM_BYTES, StoredTensor
+from roundoff.checkpoints.checkpoint import NUM_BYTES, StoredTensor
 from roundoff.checkpoints.read.dispatch import read_checkpoint
 from roundoff.checkpoints.read.mindspore import DTYPES
 from roundoff.errors import CheckpointError

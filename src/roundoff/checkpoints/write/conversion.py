@@ -9,8 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from roundoff.checkpoints.checkpoint import Checkpoint, Entry, Role
-from roundoff.checkpoints.lazy_tensor import StoredTensor
+from roundoff.checkpoints.checkpoint import Checkpoint, Entry, Role, StoredTensor
 from roundoff.checkpoints.pair.layer_groups import UNCOUNTED, Axes, CheckpointLayer, layers_of, read_optimizer_name
 from roundoff.checkpoints.pair.pairing import WEIGHTS, Pairing, TensorPair, pair_checkpoints
 from roundoff.checkpoints.write.checkpoint_writer import Target

@@ -40,7 +40,7 @@ Metric: TypeAlias = Callable[[Any, Any], float | Tensor]
 """From all outputs and all targets to a number."""
 MetricFunctions: TypeAlias = Mapping[str, Metric | tuple[Metric, Metric]]
 Loader: TypeAlias = Iterable[tuple[Inputs, Any]]
-Change: TypeAlias = Literal["model", "weights", "data", "metric"]
+ChangedPart: TypeAlias = Literal["model", "weights", "data", "metric"]
 
 _BY_ROUNDING = 1e-4
 """Relative differences below this are due to rounding."""
@@ -124,7 +124,7 @@ def compare_models(
     with keeping_random_state():
         changes: tuple[MetricChange, ...] = ()
         if metrics and data is not None:
-            models: list[tuple[Change | None, nn.Module]] = [(None, reference_copy), ("model", candidate_copy)]
+            models: list[tuple[ChangedPart | None, nn.Module]] = [(None, reference_copy), ("model", candidate_copy)]
             if moved.changed:
                 models.append(("weights", copy_model(candidate, name="candidate")))
             changes = walk_metrics(metrics, data, models=models)
@@ -205,7 +205,7 @@ class MetricChange:
     """The effect of one change on one metric, after the changes before it."""
 
     metric: str
-    change: Change
+    change: ChangedPart
     before: float
     after: float
 
@@ -218,7 +218,7 @@ class MetricChange:
 
 
 def walk_metrics(
-    metrics: MetricFunctions, loaders: tuple[Loader, Loader], *, models: list[tuple[Change | None, nn.Module]]
+    metrics: MetricFunctions, loaders: tuple[Loader, Loader], *, models: list[tuple[ChangedPart | None, nn.Module]]
 ) -> tuple[MetricChange, ...]:
     """Measure every metric on the way from the reference to the candidate.
 

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from roundoff.compare.runs.event_distance import divide_event
 from roundoff.runs import Event
-from roundoff.runs.records.step_ops import NAMED, StepOp, bare_name
+from roundoff.runs.records.event import NAMED, StepOp, bare_name
 
 Group: TypeAlias = tuple[str, int, str, str | None]
 """Ops are lined up with those of one phase, microbatch, site and, in the optimizer, parameter."""

@@ -38,7 +38,7 @@ class Divergence:
     inherited_ulps: float
     """What the inputs already differ by, in the same units."""
     knows_inputs: bool = True
-    """Whether the op's inputs were recorded, so that what it introduced can be told from what it inherited."""
+    """Whether the op's inputs were recorded, so that introduced and inherited error can be separated."""
     channel: int | None = None
     num_channels: int | None = None
     is_only_in: Side | None = None

@@ -10,7 +10,7 @@ from roundoff.compare.runs.alignment import op_word
 from roundoff.compare.runs.event_distance import Distance, distances, finite_absmax
 from roundoff.formats import eps_of_dtype
 from roundoff.runs import Event, Run
-from roundoff.runs.records.step_ops import StepOp
+from roundoff.runs.records.event import StepOp
 
 Measure: TypeAlias = Callable[[Event, Sequence[Event]], tuple[float, float]]
 """From a result and its inputs to a typical norm, and the number of terms in each element of the result."""

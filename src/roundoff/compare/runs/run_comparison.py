@@ -22,7 +22,7 @@ from roundoff.precision import Recipe, find_recipe
 from roundoff.precision.recipe.fixed_point_settings import KINDS
 from roundoff.precision.recipe.toml import from_toml
 from roundoff.runs import Event, Run, sketches_line_up
-from roundoff.runs.records.step_ops import StepOp, ops_of
+from roundoff.runs.records.event import StepOp, ops_of
 
 MIN_COMMON_SHARE = 0.4
 """Runs are of different models if a smaller share of their ops lines up."""

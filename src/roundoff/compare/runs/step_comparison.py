@@ -28,8 +28,7 @@ from roundoff.compare.runs.expected_distance import (
     unit_of,
 )
 from roundoff.runs import Event, shape_to_text
-from roundoff.runs.records.event import LOOP
-from roundoff.runs.records.step_ops import NAMED, StepOp
+from roundoff.runs.records.event import LOOP, NAMED, StepOp
 
 UNKNOWN_TERMS = 4096
 """A tensor that no aligned op made may be a sum of this many terms."""

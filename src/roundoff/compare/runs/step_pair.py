@@ -10,7 +10,7 @@ from roundoff.compare.runs.alignment import align
 from roundoff.compare.runs.event_distance import distances, finite_absmax
 from roundoff.errors import CompareError
 from roundoff.runs import Event, Run
-from roundoff.runs.records.step_ops import NAMED, StepOp, ops_of
+from roundoff.runs.records.event import NAMED, StepOp, ops_of
 
 GROWN = 4.0
 """Values that became at least this many times larger have grown."""

@@ -7,8 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from roundoff.compare.settings.setting_difference import SettingDifference, SettingKind, differing_values
-from roundoff.runs import BatchFacts, EpochDetail, JsonValue, Run, TensorFacts
-from roundoff.runs.files.plain_json import object_of
+from roundoff.runs import BatchFacts, EpochDetail, JsonValue, Run, TensorFacts, object_of
 
 _LOADER = {"sampler": 0.6, "replacement": 0.6, "num_samples": 0.8, "batch_size": 0.85, "set_epoch": 0.5, "shuffle": 0.6}
 """The settings of a DataLoader, and how suspicious a difference of it is."""

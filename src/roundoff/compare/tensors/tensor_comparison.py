@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Literal
 
-from roundoff.checkpoints.lazy_tensor import StoredTensor
+from roundoff.checkpoints.checkpoint import StoredTensor
 from roundoff.checkpoints.pair.layer_groups import without_ones
 from roundoff.checkpoints.pair.name_map import expand_name_map
 from roundoff.compare.tensors.tensor_distance import TensorDistance

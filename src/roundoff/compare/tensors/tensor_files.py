@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from roundoff.checkpoints.checkpoint import Checkpoint
+from roundoff.checkpoints.checkpoint import NUM_BYTES, Checkpoint, LazyTensor, StoredTensor
 from roundoff.checkpoints.file_bytes import FileBytes
-from roundoff.checkpoints.lazy_tensor import NUM_BYTES, LazyTensor, StoredTensor
 from roundoff.checkpoints.read.dispatch import read_checkpoint
 from roundoff.checkpoints.read.npz import read_array_header, read_elements
 from roundoff.checkpoints.read.safetensors_file import read_safetensors

@@ -12,8 +12,7 @@ from roundoff.diagnose import needs
 from roundoff.diagnose.loop_facts import Epoch, first_inputs, sample_hashes, training_epochs
 from roundoff.diagnose.rule import Code, error, note, on_first_rank, rule, warning
 from roundoff.diagnose.wording import format_short
-from roundoff.runs import ArrayContent, Finding, Run
-from roundoff.runs.files.plain_json import object_of
+from roundoff.runs import ArrayContent, Finding, Run, object_of
 from roundoff.words import plural
 
 _MANY_BATCHES = 20

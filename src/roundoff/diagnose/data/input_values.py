@@ -16,7 +16,7 @@ from roundoff.diagnose.rule import Code, error, on_first_rank, rule
 from roundoff.diagnose.step_flow import root_mean_square
 from roundoff.diagnose.wording import format_short
 from roundoff.runs import Finding, ModuleFacts, Run, Severity, TensorFacts
-from roundoff.runs.records.step_ops import bare_name
+from roundoff.runs.records.event import bare_name
 from roundoff.words import plural
 
 LARGE, VERY_LARGE = 50.0, 300.0

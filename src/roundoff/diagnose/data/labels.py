@@ -20,7 +20,7 @@ from roundoff.diagnose.rule import Code, FaultEffect, error, note, on_first_rank
 from roundoff.diagnose.step_flow import PRODUCTS, Flow
 from roundoff.diagnose.wording import format_short
 from roundoff.runs import BatchFacts, Finding, OverfitProbe, Run, TensorFacts
-from roundoff.runs.records.step_ops import ops_of
+from roundoff.runs.records.event import ops_of
 from roundoff.words import plural
 
 _MIN_TRAINED_STEPS = 100

@@ -8,10 +8,8 @@ import statistics
 from roundoff.diagnose import needs
 from roundoff.diagnose.rule import Code, FaultEffect, error, note, rule
 from roundoff.diagnose.wording import format_short
-from roundoff.runs import EvalModeProbe, Finding, Metrics, RandomOp, Run, Severity
-from roundoff.runs.files.plain_json import object_of
-from roundoff.runs.records.event import LOOP
-from roundoff.runs.records.step_ops import bare_name
+from roundoff.runs import EvalModeProbe, Finding, Metrics, RandomOp, Run, Severity, object_of
+from roundoff.runs.records.event import LOOP, bare_name
 from roundoff.words import plural
 
 _MIN_EVALUATIONS = 5

@@ -10,7 +10,7 @@ from roundoff.diagnose.loop_facts import loop_steps
 from roundoff.diagnose.rule import Code, FaultEffect, FindingText, error, on_first_rank, rule, warning
 from roundoff.diagnose.wording import format_short
 from roundoff.runs import BackwardDetail, Call, Event, Finding, HalfBatchProbe, Run
-from roundoff.runs.records.step_ops import bare_name
+from roundoff.runs.records.event import bare_name
 from roundoff.words import plural
 
 _CHAIN = ("input0", "output0")

@@ -9,9 +9,8 @@ from roundoff.diagnose.parameter_histories import first_histories
 from roundoff.diagnose.rule import Code, error, rule
 from roundoff.diagnose.step_flow import first_rank, forward_ops
 from roundoff.diagnose.wording import format_short
-from roundoff.runs import DirectionProbe, Finding, ParameterFacts, Run, SlopeOfParameter
-from roundoff.runs.files.plain_json import object_of
-from roundoff.runs.records.step_ops import StepOp
+from roundoff.runs import DirectionProbe, Finding, ParameterFacts, Run, SlopeOfParameter, object_of
+from roundoff.runs.records.event import StepOp
 from roundoff.words import join_names, plural
 
 _IS_OFF = 0.05

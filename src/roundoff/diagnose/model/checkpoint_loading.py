@@ -12,8 +12,7 @@ from roundoff.diagnose import needs
 from roundoff.diagnose.loop_facts import rates
 from roundoff.diagnose.rule import Code, error, rule
 from roundoff.diagnose.step_flow import first_rank
-from roundoff.runs import Call, Finding, LoadDetail, Metrics, ReadDetail, Run, StepDetail
-from roundoff.runs.files.plain_json import object_of
+from roundoff.runs import Call, Finding, LoadDetail, Metrics, ReadDetail, Run, StepDetail, object_of
 from roundoff.words import join_names
 
 _NUM_COMPARED = 5

@@ -20,7 +20,7 @@ from roundoff.diagnose.step_flow import (
 )
 from roundoff.diagnose.wording import format_short
 from roundoff.runs import BatchFacts, Finding, JsonValue, Run
-from roundoff.runs.records.step_ops import StepOp
+from roundoff.runs.records.event import StepOp
 from roundoff.words import join_names
 
 _TAKES_LOGITS = ("cross_entropy", "CrossEntropyLoss")

@@ -12,7 +12,7 @@ from roundoff.diagnose.rule import Code, FaultEffect, error, rule
 from roundoff.diagnose.step_flow import PRODUCTS, first_rank, forward_ops, op_names
 from roundoff.diagnose.wording import format_short
 from roundoff.runs import Finding, ParameterFacts, Run, Structure
-from roundoff.runs.records.step_ops import StepOp
+from roundoff.runs.records.event import StepOp
 from roundoff.words import join_names, plural
 
 _MIN_COPIES = 4

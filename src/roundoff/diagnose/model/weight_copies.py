@@ -8,8 +8,7 @@ from roundoff.diagnose import needs
 from roundoff.diagnose.rule import Code, error, rule
 from roundoff.diagnose.step_flow import first_rank
 from roundoff.diagnose.wording import format_short
-from roundoff.runs import AveragesProbe, Finding, ParameterFacts, Run, Structure
-from roundoff.runs.files.plain_json import object_of
+from roundoff.runs import AveragesProbe, Finding, ParameterFacts, Run, Structure, object_of
 from roundoff.words import plural
 
 _MAX_STILL = 2e-5

@@ -10,7 +10,7 @@ from roundoff.diagnose.rule import Code, FaultEffect, error, on_each_rank, place
 from roundoff.diagnose.step_flow import recorded_steps
 from roundoff.diagnose.wording import FORMATS, format_of, format_short, format_whole, largest_of
 from roundoff.runs import Finding, Run
-from roundoff.runs.records.step_ops import StepOp, bare_name, ops_of
+from roundoff.runs.records.event import StepOp, bare_name, ops_of
 from roundoff.words import plural
 
 _GROW = frozenset(

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 from roundoff.diagnose.step_flow import Flow
 from roundoff.runs import Event, Run
-from roundoff.runs.records.step_ops import NAMED, StepOp, ops_of
+from roundoff.runs.records.event import NAMED, StepOp, ops_of
 
 MASKS = frozenset(
     {

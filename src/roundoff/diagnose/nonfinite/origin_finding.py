@@ -11,7 +11,7 @@ from roundoff.diagnose.nonfinite.origin import OriginPlace
 from roundoff.diagnose.rule import error
 from roundoff.diagnose.wording import FORMATS, format_of, format_short, format_whole, largest_of
 from roundoff.runs import Event, Finding, JsonValue, Origin, Run, Severity
-from roundoff.runs.records.step_ops import bare_name
+from roundoff.runs.records.event import bare_name
 from roundoff.words import is_or_are, plural
 
 _ROUNDING = "roundoff.round"

@@ -15,7 +15,7 @@ from roundoff.diagnose.rule import Code, FaultEffect, error, on_first_rank, rule
 from roundoff.diagnose.step_flow import recorded_steps
 from roundoff.diagnose.wording import format_of, format_short, format_whole, largest_of
 from roundoff.runs import Finding, Metrics, Run
-from roundoff.runs.records.step_ops import StepOp, bare_name, ops_of
+from roundoff.runs.records.event import StepOp, bare_name, ops_of
 from roundoff.words import join_names, plural
 
 _NUM_STEPS = 20

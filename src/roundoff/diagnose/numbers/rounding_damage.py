@@ -9,7 +9,7 @@ from roundoff.diagnose.rule import Code, error, on_each_rank, on_first_rank, pla
 from roundoff.diagnose.step_flow import Flow, mean_magnitude, recorded_steps
 from roundoff.diagnose.wording import FORMATS, eps_of, format_short
 from roundoff.runs import BatchFacts, Event, Finding, Run, TensorFacts
-from roundoff.runs.records.step_ops import NAMED, StepOp, ops_of
+from roundoff.runs.records.event import NAMED, StepOp, ops_of
 
 _DIFFERENCES = ("sub", "rsub", "add", "addcmul")
 _FEW_ULPS = 8.0

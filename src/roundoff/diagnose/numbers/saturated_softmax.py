@@ -10,7 +10,7 @@ from roundoff.diagnose.rule import Code, FaultEffect, error, on_each_rank, place
 from roundoff.diagnose.step_flow import Flow, op_names, recorded_steps, root_mean_square
 from roundoff.diagnose.wording import format_short
 from roundoff.runs import Event, Finding, Run
-from roundoff.runs.records.step_ops import StepOp, ops_of
+from roundoff.runs.records.event import StepOp, ops_of
 
 _SATURATED = 0.97
 """If the squares of the weights add up to this, nearly all weight is on one position."""

@@ -174,10 +174,10 @@ class SubstitutedSites:
         return TrialSetting(recipe=self.bad, switches={**self.switches, **listing}, steps=1)
 
 
-Change = WideSites | SubstitutedSites
+SiteChange = WideSites | SubstitutedSites
 
 
-def make_change(options: BisectOptions) -> Change:
+def make_change(options: BisectOptions) -> SiteChange:
     """Return what the search changes at the chosen sites.
 
     Raises:

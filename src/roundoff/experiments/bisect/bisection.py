@@ -19,17 +19,7 @@ from roundoff.experiments.bisect.candidates import calls_apply_recipe, check_com
 from roundoff.experiments.bisect.search import BisectSearch
 from roundoff.experiments.engine.scheduler import connected_to
 from roundoff.experiments.experiment_folder import ExperimentFolder
-from roundoff.experiments.trials.judges import (
-    ExitJudge,
-    Judge,
-    LossJudge,
-    NonFiniteJudge,
-    check_noise,
-    choose_judge,
-    final_loss,
-    loss_judge,
-    trial_seeds,
-)
+from roundoff.experiments.trials import judges
 from roundoff.experiments.trials.runner import TrialRunner
 from roundoff.experiments.trials.targets import CommandTarget, ScriptTarget, TrainTarget
 from roundoff.experiments.trials.trial import TrialResult, TrialSetting, TrialTarget
@@ -65,7 +55,7 @@ class Stages:
         """
         verdict = self.judge(self._bad)
         if not verdict.is_bad:
-            check_noise(self.judge, verdict)
+            judges.check_noise(self.judge, verdict)
             return self._make_answer()
         if different := self._differing_settings():
             return self._make_answer(
@@ -98,32 +88,34 @@ class Stages:
             fix="diagnose it with roundoff run, or compare it with a good run: --against RUN",
         )
 
-    def _judge(self) -> Judge:
+    def _judge(self) -> judges.Judge:
         requested, against = self._options.judge, self._options.against
         if requested == "auto" and against is not None:
             reference = result_of_run(against, exit_code=0, with_rules=False)
-            failing = next((each for each in (ExitJudge(), NonFiniteJudge()) if each(self._bad).is_bad), None)
-            return failing or loss_judge([reference])
-        seeds = trial_seeds(self._options.seeds)
+            failing = next(
+                (each for each in (judges.ExitJudge(), judges.NonFiniteJudge()) if each(self._bad).is_bad), None
+            )
+            return failing or judges.loss_judge([reference])
+        seeds = judges.trial_seeds(self._options.seeds)
 
         def references() -> list[TrialResult]:
             results = self._trials.run_all([self._setting({"widest": "fp32"}, seed=seed) for seed in seeds])
             for seed, result in zip(seeds, results, strict=True):
                 what = f"widest formats{'' if seed is None else f', seed {seed}'}"
-                self._on_event(BisectEvent(what=what, verdict=NonFiniteJudge()(result).text))
+                self._on_event(BisectEvent(what=what, verdict=judges.NonFiniteJudge()(result).text))
             return results
 
-        judge = choose_judge(requested, bad=self._bad, good=self._bad, references=references)
-        if isinstance(judge, LossJudge) and not judge(self._bad).is_bad:
+        judge = judges.choose_judge(requested, bad=self._bad, good=self._bad, references=references)
+        if isinstance(judge, judges.LossJudge) and not judge(self._bad).is_bad:
             return self._against_fp64(judge)
         return judge
 
-    def _against_fp64(self, judge: LossJudge) -> LossJudge:
+    def _against_fp64(self, judge: judges.LossJudge) -> judges.LossJudge:
         """Return a judge for a training that is as bad in its widest formats: a wrong op makes both bad."""
-        loss = final_loss(self._run("every op in fp64", {"substitute": "fp64"}))
+        loss = judges.final_loss(self._run("every op in fp64", {"substitute": "fp64"}))
         if loss is None or not math.isfinite(loss):
             return judge
-        return LossJudge(reference=replace(judge.reference, mean=loss))
+        return judges.LossJudge(reference=replace(judge.reference, mean=loss))
 
     def _differing_settings(self) -> list[SettingDifference]:
         """Return the differences in settings that matter most, if there is a run to compare with."""
@@ -170,7 +162,7 @@ class Stages:
     def _run(self, what: str, switches: dict[str, str] | None = None) -> TrialResult:
         result = self._trials(self._setting(switches or {}))
         if switches is None:
-            self._on_event(BisectEvent(what=what, verdict=NonFiniteJudge()(result).text))
+            self._on_event(BisectEvent(what=what, verdict=judges.NonFiniteJudge()(result).text))
         return result
 
     def _report(self, text: str) -> None:
@@ -226,7 +218,7 @@ def bisect_training(
 
 
 def _run_search(
-    trials: TrialRunner, options: BisectOptions, *, on_event: OnEvent, judge: Judge | None = None
+    trials: TrialRunner, options: BisectOptions, *, on_event: OnEvent, judge: judges.Judge | None = None
 ) -> BisectAnswer:
     """Search as the options say."""
     change = make_change(options)

@@ -9,7 +9,7 @@ from itertools import zip_longest
 from typing import Self
 
 from roundoff.errors import BisectError, TrialError
-from roundoff.experiments.bisect.bisect_options import BisectEvent, BisectOptions, Change, OnEvent, SubstitutedSites
+from roundoff.experiments.bisect.bisect_options import BisectEvent, BisectOptions, OnEvent, SiteChange, SubstitutedSites
 from roundoff.experiments.trials.measurement import measurement_task
 from roundoff.experiments.trials.runner import TrialRunner, quote_log
 from roundoff.experiments.trials.targets import CommandTarget
@@ -21,12 +21,11 @@ from roundoff.precision.recipe.recipe_environment import RecipeApplication, read
 from roundoff.precision.recipe.toml import from_toml
 from roundoff.runs import to_json
 from roundoff.runs.files.plain_json import read_json_object
+from roundoff.runs.records.event import MODEL
 from roundoff.sensitivity.effects import LossEffect, Sensitivity, most_suspicious
 from roundoff.switches import Listing, read_listing
 from roundoff.words import join_words
 
-MODEL_SITE = "<model>"
-"""The code of the model itself, outside all its submodules."""
 _MAX_SHOWN = 6
 _MIN_ULPS = 16.0
 """An op that differs less from another implementation is good: kernels add up in different orders."""
@@ -103,11 +102,11 @@ def candidates_from_step(measured: Sensitivity, *, sites: Mapping[str, str], fmt
     by_site: dict[str, list[LossEffect]] = {}
     for effect in measured.of(fmt):
         by_site.setdefault(effect.site, []).append(effect)
-    named = {site: effects for site, effects in by_site.items() if site in sites or site == MODEL_SITE}
+    named = {site: effects for site, effects in by_site.items() if site in sites or site == MODEL}
     ops = {site: _ops_by_suspicion(site, effects) for site, effects in named.items()}
     suspected = sorted(named, key=lambda site: -most_suspicious(named[site]))
     # The model's own code can only be named by its ops.
-    modules = tuple(f"{MODEL_SITE}:*" if site == MODEL_SITE else site for site in suspected)
+    modules = tuple(f"{MODEL}:*" if site == MODEL else site for site in suspected)
     return Candidates(modules=modules, ops=ops, is_measured=True)
 
 
@@ -203,7 +202,7 @@ def check_command(target: TrialTarget, options: BisectOptions) -> None:
         raise _sites_needed_error(target)
 
 
-def check_sites(trials: TrialRunner, change: Change, options: BisectOptions) -> None:
+def check_sites(trials: TrialRunner, change: SiteChange, options: BisectOptions) -> None:
     """Raise if a requested site does not exist; one step shows that, before any whole training."""
     as_it_is = change.setting(())
     if not options.sites or isinstance(trials.target, CommandTarget) or trials.is_known(as_it_is):
@@ -213,13 +212,13 @@ def check_sites(trials: TrialRunner, change: Change, options: BisectOptions) -> 
     first_step = trials.run_uncounted(replace(as_it_is, steps=1))
     applied = read_applied_recipes(first_step.folder / APPLIED_NAME) if first_step.folder is not None else []
     if applied:
-        Candidates(modules=(*applied[0].sites, f"{MODEL_SITE}:*")).only(options.sites)
+        Candidates(modules=(*applied[0].sites, f"{MODEL}:*")).only(options.sites)
 
 
 def find_candidates(
     trials: TrialRunner,
     bad: TrialResult,
-    change: Change,
+    change: SiteChange,
     options: BisectOptions,
     *,
     on_event: OnEvent,

@@ -11,22 +11,11 @@ from typing import Any
 
 from roundoff.errors import BisectError
 from roundoff.experiments.bisect.bisect_answer import BisectAnswer, start_answer
-from roundoff.experiments.bisect.bisect_options import BisectEvent, BisectOptions, Change, OnEvent
+from roundoff.experiments.bisect.bisect_options import BisectEvent, BisectOptions, OnEvent, SiteChange
 from roundoff.experiments.bisect.candidates import Candidates
 from roundoff.experiments.bisect.judgements import Budget, Limit, OutOfBudget
 from roundoff.experiments.bisect.smallest import SearchProgress, SmallestSet, smallest_bad, smallest_wide
-from roundoff.experiments.trials.judges import (
-    ExitJudge,
-    Judge,
-    NonFiniteJudge,
-    RuleJudge,
-    Verdict,
-    check_noise,
-    choose_judge,
-    final_loss,
-    loss_judge,
-    trial_seeds,
-)
+from roundoff.experiments.trials import judges
 from roundoff.experiments.trials.runner import TrialRunner, quote_log
 from roundoff.experiments.trials.trial import TrialResult, TrialSetting
 from roundoff.words import join_words, plural
@@ -48,7 +37,7 @@ _OWN_KERNELS = (
 class BisectSearch:
     """Searches for the sites to change. Make one per bisection: its time budget starts when it is made."""
 
-    def __init__(self, trials: TrialRunner, change: Change, options: BisectOptions, *, on_event: OnEvent) -> None:
+    def __init__(self, trials: TrialRunner, change: SiteChange, options: BisectOptions, *, on_event: OnEvent) -> None:
         self._trials, self._change, self._options, self._on_event = trials, change, options, on_event
         self._baseline = BaselineRuns(trials, change, options, on_event=on_event)
         self._began = time.monotonic()
@@ -58,7 +47,7 @@ class BisectSearch:
         """Return the result of the unchanged training."""
         return self._baseline.run_unchanged()
 
-    def find(self, candidates: Candidates, *, judge: Judge | None = None) -> BisectAnswer:
+    def find(self, candidates: Candidates, *, judge: judges.Judge | None = None) -> BisectAnswer:
         """Return a smallest set of sites that must be changed, and its proof; `judge` overrides that of the options.
 
         Raises:
@@ -70,7 +59,7 @@ class BisectSearch:
         if candidates.own_kernels:
             self._notes.append(f"{join_words(candidates.own_kernels, at_most=8)} {_OWN_KERNELS}")
         bad, good = self.run_unchanged(), self._baseline.run_all_changed(sites)
-        judge = judge or choose_judge(
+        judge = judge or judges.choose_judge(
             self._options.judge,
             bad=bad,
             good=good,
@@ -78,11 +67,11 @@ class BisectSearch:
             is_two_sided=self._options.substitute is not None,
         )
         if not judge(bad).is_bad:
-            check_noise(judge, judge(bad))
+            judges.check_noise(judge, judge(bad))
             if candidates.largest_difference:
                 self._notes.append(f"{candidates.largest_difference}; what that does is too small to see in the loss.")
             return self._answer(candidates, judge, as_it_is=judge(bad).text, num_runs=0)
-        if isinstance(judge, NonFiniteJudge):
+        if isinstance(judge, judges.NonFiniteJudge):
             self._baseline.check_reference()
         self._baseline.check_good(judge, good)
         judged = JudgedTrials(
@@ -95,8 +84,8 @@ class BisectSearch:
             on_event=self._on_event,
         )
         found = self._search(candidates, candidates.modules, judged, bad)
-        is_finite_enough = self._options.judge != "auto" or not isinstance(judge, NonFiniteJudge)
-        if is_finite_enough or self._options.mirror or final_loss(good) is None:
+        is_finite_enough = self._options.judge != "auto" or not isinstance(judge, judges.NonFiniteJudge)
+        if is_finite_enough or self._options.mirror or judges.final_loss(good) is None:
             return found
         return self._judge_by_loss(found, candidates, judged, bad=bad, good=good)
 
@@ -107,7 +96,7 @@ class BisectSearch:
         if found.stopped_by is not None:
             note = f"only NaN was searched for: {found.stopped_by} ended the search before the loss was judged."
             return replace(found, notes=(*found.notes, note))
-        by_loss = loss_judge(self._baseline.references(), is_two_sided=self._options.substitute is not None)
+        by_loss = judges.loss_judge(self._baseline.references(), is_two_sided=self._options.substitute is not None)
         saved = by_loss(self._trials(self._change.setting(found.found)))
         found = replace(found, num_other_runs=self._trials.num_requested - judged.num_runs)
         if not saved.is_bad:
@@ -153,7 +142,7 @@ class BisectSearch:
             num_runs=judged.num_runs,
         )
 
-    def _answer(self, candidates: Candidates, judge: Judge, *, num_runs: int, **found: Any) -> BisectAnswer:
+    def _answer(self, candidates: Candidates, judge: judges.Judge, *, num_runs: int, **found: Any) -> BisectAnswer:
         return start_answer(
             self._trials,
             self._options,
@@ -206,8 +195,8 @@ class JudgedTrials:
     def __init__(
         self,
         trials: TrialRunner,
-        change: Change,
-        judge: Judge,
+        change: SiteChange,
+        judge: judges.Judge,
         *,
         bad_fails: bool,
         budget: Budget,
@@ -220,7 +209,7 @@ class JudgedTrials:
         self._trials, self._change, self._on_event = trials, change, on_event
         self._bad_fails, self._budget, self._began = bad_fails, budget, began
         self._times_judged: Counter[frozenset[str]] = Counter()
-        self._last: tuple[frozenset[str], int | None, Verdict] | None = None
+        self._last: tuple[frozenset[str], int | None, judges.Verdict] | None = None
         self._num_at_begin = 0
         self._num_reported = 0
         self._all: tuple[str, ...] = ()
@@ -235,7 +224,7 @@ class JudgedTrials:
         """Run the training with exactly these sites changed; called again, with another seed."""
         nth = self._times_judged[chosen]
         self._times_judged[chosen] += 1
-        seed = trial_seeds(nth + 1)[nth]
+        seed = judges.trial_seeds(nth + 1)[nth]
         verdict = self.verdict(chosen, seed=seed)
         self._last = (chosen, seed, verdict)
         return not verdict.is_bad
@@ -244,7 +233,7 @@ class JudgedTrials:
         """Run the training with all sites changed except these."""
         return not self.is_good_with(frozenset(self._all) - chosen)
 
-    def verdict(self, chosen: Iterable[str], *, seed: int | None = None) -> Verdict:
+    def verdict(self, chosen: Iterable[str], *, seed: int | None = None) -> judges.Verdict:
         """Return the verdict on the training with these sites changed.
 
         Raises:
@@ -256,7 +245,7 @@ class JudgedTrials:
             self._budget.check(num_runs=self.num_runs, began=self._began)
             self.num_runs += 1
         result = self._trials(setting)
-        if result.exit_code and not self._bad_fails and not isinstance(self.judge, ExitJudge | RuleJudge):
+        if result.exit_code and not self._bad_fails and not isinstance(self.judge, judges.ExitJudge | judges.RuleJudge):
             raise BisectError.explain(
                 f"A trial of `{self._trials.target.name}` ended with exit code {result.exit_code}.",
                 why=f"the bad run does not, so this says nothing about its sites{quote_log(result.folder)}",
@@ -301,7 +290,7 @@ class BaselineRuns:
     Raises where these runs show that there is nothing to search.
     """
 
-    def __init__(self, trials: TrialRunner, change: Change, options: BisectOptions, *, on_event: OnEvent) -> None:
+    def __init__(self, trials: TrialRunner, change: SiteChange, options: BisectOptions, *, on_event: OnEvent) -> None:
         self.notes: list[str] = []
         """What the user should know about them."""
         self._trials, self._change, self._options, self._on_event = trials, change, options, on_event
@@ -320,7 +309,7 @@ class BaselineRuns:
         Raises:
             BisectError: the reference itself fails.
         """
-        name, seeds = self._change.reference_name, trial_seeds(self._options.seeds)
+        name, seeds = self._change.reference_name, judges.trial_seeds(self._options.seeds)
         settings = [self._change.reference(seed=seed) for seed in seeds]
         are_new = [not self._trials.was_requested(setting) for setting in settings]
         results = self._trials.run_all(settings)
@@ -338,7 +327,7 @@ class BaselineRuns:
         """Train the reference once; raise if it fails too, because then the format is not the cause."""
         self._check_reference(self._run(self._change.reference_name, self._change.reference()))
 
-    def check_good(self, judge: Judge, good: TrialResult) -> None:
+    def check_good(self, judge: judges.Judge, good: TrialResult) -> None:
         """Raise if changing every site does not help, with what is known about the cause."""
         target, name = self._trials.target.name, self._change.reference_name
         verdict = judge(good)
@@ -365,8 +354,8 @@ class BaselineRuns:
         )
 
     def _check_reference(self, result: TrialResult) -> None:
-        verdict = NonFiniteJudge()(result)
-        if verdict.is_bad and final_loss(result) is not None:
+        verdict = judges.NonFiniteJudge()(result)
+        if verdict.is_bad and judges.final_loss(result) is not None:
             good = self._change.good_name
             raise BisectError.explain(
                 f"`{self._trials.target.name}` also fails in {good}.",
@@ -384,5 +373,5 @@ class BaselineRuns:
     def _report(self, what: str, setting: TrialSetting) -> None:
         kept = self._trials.trial_of(setting)
         has_losses = bool(kept.result.losses) or kept.result.eval_loss is not None
-        judge = NonFiniteJudge() if has_losses else ExitJudge()
+        judge = judges.NonFiniteJudge() if has_losses else judges.ExitJudge()
         self._on_event(BisectEvent(what=what, verdict=judge(kept.result).text, is_new=kept.is_new))

@@ -10,7 +10,6 @@ from typing import Literal
 from roundoff.errors import PlanError
 from roundoff.experiments.plan.plan_session import Target
 from roundoff.experiments.plan.site_choices import (
-    MODEL_SITE,
     FormatChoice,
     Proposal,
     SiteOp,
@@ -20,6 +19,7 @@ from roundoff.experiments.plan.site_choices import (
     site_ops,
 )
 from roundoff.formats import BlockFormat, format_named
+from roundoff.runs.records.event import MODEL
 from roundoff.sensitivity.effects import LossEffect, Rounded, Sensitivity
 
 RiskKind = Literal["overflow", "headroom", "lost", "underflow"]
@@ -191,7 +191,7 @@ def _is_worth_ops(site: str, units: Sequence[SiteOp]) -> bool:
 
     Otherwise a whole site is better: no device computes single ops of a narrow site natively.
     """
-    return site == MODEL_SITE or any(unit.has_weights for unit in units)
+    return site == MODEL or any(unit.has_weights for unit in units)
 
 
 def _most_common(

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from roundoff.errors import PlanError
-from roundoff.experiments.plan.site_choices import MODEL_SITE, WIDE, Proposal, SitePlan
+from roundoff.experiments.plan.site_choices import WIDE, Proposal, SitePlan
 from roundoff.formats import format_named
 from roundoff.precision.compute.torch_ops import PRODUCTS, op_name
-from roundoff.precision.recipe.loss_scale_settings import DYNAMIC
-from roundoff.precision.recipe.recipe import Recipe
+from roundoff.precision.recipe.recipe import DYNAMIC, Recipe
 from roundoff.precision.recipe.site_formats import names_an_op
 from roundoff.precision.recipe.toml import to_toml
+from roundoff.runs.records.event import MODEL
 
 _OPERANDS_AS = {"e4m3": "mxfp8", "e5m2": "mxfp8"}
 """Operands have a scale per tensor, which the measurement does not know; a format with its own scales comes closest."""
@@ -135,7 +135,7 @@ def overrides_of(proposal: Proposal) -> dict[str, str]:
     for each in sorted(proposal.sites, key=lambda plan: plan.site.count(".")):
         around = _inherited_format(each.site, formats, base=proposal.base_format)
         narrow_norm = each.is_norm and each.fmt != WIDE
-        if each.fmt != around and each.site != MODEL_SITE and not narrow_norm:
+        if each.fmt != around and each.site != MODEL and not narrow_norm:
             found[pattern_of(each.site)] = each.fmt
             formats[each.site] = each.fmt
     for each in proposal.sites:
@@ -147,7 +147,7 @@ def overrides_of(proposal: Proposal) -> dict[str, str]:
 
 def _op_overrides(each: SitePlan, *, base: str) -> dict[str, str]:
     """Return the ops that need their own override; the model's own code can only be named by its ops."""
-    if each.site == MODEL_SITE and each.fmt != base:
+    if each.site == MODEL and each.fmt != base:
         return {**dict.fromkeys(each.all_ops, each.fmt), **each.ops}
     return dict(each.ops)
 

@@ -14,8 +14,6 @@ from roundoff.formats import format_named
 from roundoff.sensitivity.effects import LossEffect, Sensitivity
 
 WIDE = "fp32"
-MODEL_SITE = "<model>"
-"""The code of the model itself, outside all its submodules."""
 NORM_OPS = frozenset({"batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm", "local_response_norm"})
 
 

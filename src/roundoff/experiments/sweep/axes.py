@@ -11,7 +11,7 @@ from dataclasses import fields
 from typing import Any
 
 from roundoff.errors import SweepError, TrainError
-from roundoff.precision.recipe.loss_scale_settings import FLAVOURS
+from roundoff.precision.recipe.recipe import FLAVOURS
 from roundoff.train import TrainConfig
 
 Settings = Mapping[str, Any]

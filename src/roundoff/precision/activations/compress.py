@@ -6,7 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from roundoff.precision.activations.activation_settings import UNCOMPRESSED, Act
 from roundoff.precision.activations.forward_saves import ForwardSaves, PackedTensor, SavedTally
 from roundoff.precision.compute.sharded_weights import rank
 from roundoff.precision.recipe.site_formats import site_of
+from roundoff.runs.records.event import MODEL
 from roundoff.torch_private import calls_of_modules
 from roundoff.words import size_text, text_table
 
@@ -156,10 +157,6 @@ def compress_activations(
 
 
 # -- hooks on modules, and a report about what they save ---------------------------------------------------------------
-
-
-MODEL: Final = "<model>"
-"""The site of the model's own forward, outside its children."""
 
 
 def modules_by_site(model: nn.Module) -> list[tuple[str, nn.Module]]:

@@ -140,7 +140,7 @@ class RoundResults(ForwardMode):
         if scope.fmt is None or scope.paused or self._open_calls.has_ended():
             return func(*args, **kwargs)
         if inner := open_composite(func):
-            with self:
+            with self:  # torch turns a mode off while it handles a call; the calls inside are rounded, too
                 return inner(*args, **kwargs)
         if func in policy.narrow:
             return self._narrow(func, args, kwargs)
@@ -192,6 +192,7 @@ class RoundResults(ForwardMode):
     def _any_wide(self, args: Any) -> bool:
         for x in args:
             if isinstance(x, Tensor):
+                # As in torch's type promotion, a tensor without dimensions does not widen the others.
                 if self._is_wide(x) and x.dtype is torch.float32 and x.dim():
                     return True
             elif isinstance(x, tuple | list) and self._any_wide(x):
@@ -205,7 +206,7 @@ class RoundResults(ForwardMode):
             return x
         if not x.is_leaf or not x.requires_grad:
             return round_with_gradient(x, fmt)
-        key = (x, torch.is_grad_enabled(), fmt.name)
+        key = (x, torch.is_grad_enabled(), fmt.name)  # a copy made under no_grad would give the weight no gradient
         if key not in self._weights:
             self._weights[key] = round_with_gradient(x, fmt)
         return self._weights[key]
@@ -254,6 +255,7 @@ class RoundResults(ForwardMode):
             return result
         result = func(*args, **kwargs)
         if dtype is torch.float32:
+            # `.float()` of an fp32 tensor returns that tensor, and marking it would widen the source.
             result = result.view_as(result) if result is source else result
             mark(result, wide=True)
         return result

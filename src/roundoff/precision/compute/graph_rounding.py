@@ -41,6 +41,7 @@ def _ops() -> _Ops:
     library = torch.library.Library("roundoff", "FRAGMENT")
     library.define("round_(Tensor(a!) x, str format) -> Tensor(a!)")
     library.define("rounded(Tensor x, str format) -> Tensor")
+    # One implementation for all devices, which torch does not decompose: a mode sees the rounding itself.
     library.impl("round_", _round_op_, "CompositeExplicitAutograd")
     library.impl("rounded", _rounded_op, "CompositeExplicitAutograd")
     return _Ops(library, torch.ops.roundoff.round_.default, torch.ops.roundoff.rounded.default)
@@ -90,7 +91,7 @@ def _round_quickly(x: Tensor, out: Tensor, fmt: Format) -> bool:
         or type(x) not in (Tensor, torch.nn.Parameter)
         or not x.is_cpu
         or not x.is_contiguous()
-        or x.is_neg()
+        or x.is_neg()  # a lazily negated view: its memory holds the opposite signs
     ):
         return False
     call(x.data_ptr(), out.data_ptr(), x.numel())

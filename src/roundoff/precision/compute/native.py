@@ -85,7 +85,7 @@ class CastOperands(ForwardMode):
         elif func in WIDE or (func in WIDEST and _is_mixed(args)):
             args, kwargs = map_floats((args, kwargs), _widen)
         elif inner := open_composite(func):
-            with self:
+            with self:  # torch turns a mode off while it handles a call; the calls inside have operands to cast, too
                 return inner(*args, **kwargs)
         return func(*args, **kwargs)
 
@@ -95,7 +95,7 @@ class CastOperands(ForwardMode):
         dtype = self._scope.dtype
         if not x.is_leaf or not x.requires_grad:
             return x.to(dtype)
-        key = (x, torch.is_grad_enabled(), dtype)
+        key = (x, torch.is_grad_enabled(), dtype)  # a copy made under no_grad would give the weight no gradient
         if key not in self._copies:
             self._copies[key] = x.to(dtype)
         return self._copies[key]
@@ -158,7 +158,7 @@ class NativeCast(Computation):
     def attach(self, model: nn.Module) -> None:
         """Cast parameters and buffers, and the inputs and outputs of sites whose format differs."""
         for parameter, fmt in formats_of_parameters(model, self.recipe).items():
-            if parameter.is_floating_point():
+            if parameter.is_floating_point():  # through `.data`: the optimizer keeps holding the same parameter
                 parameter.data = parameter.data.to(native_dtype(fmt))
         for module, fmt in formats_of_modules(model, self.recipe).items():
             for name, buffer in module.named_buffers(recurse=False):

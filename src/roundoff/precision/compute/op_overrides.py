@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -16,9 +16,7 @@ from roundoff.errors import RecipeError
 from roundoff.precision.compute.computation import Computation
 from roundoff.precision.compute.torch_ops import EXACT, Function, canonical_name, is_op_name, known_op_names, op_name
 from roundoff.precision.recipe.site_formats import names_an_op, no_such_site, site_of
-
-MODEL_SITE: Final = "<model>"
-"""The site of code in the model's own forward, outside all its parts."""
+from roundoff.runs.records.event import MODEL
 
 
 class OpOverride(NamedTuple):
@@ -62,7 +60,7 @@ class OpOverrides:
         """Track which site is running; the inputs and outputs of each site are replaced by `hand_on(values)`."""
         for site, module in self._sites.items():
             ops = _SiteOps(site, [each for each in self._overrides if fnmatch.fnmatchcase(site, each.site)])
-            leave = partial(self._leave_model, hand_on) if site == MODEL_SITE else hand_on
+            leave = partial(self._leave_model, hand_on) if site == MODEL else hand_on
             computation.bracket(module, inputs=hand_on, around=partial(self._in_site, ops), outputs=leave)
 
     def format_of(self, function: Function) -> str | None:
@@ -170,4 +168,4 @@ def _recorded_site(override: OpOverride, model: nn.Module) -> RecipeError:
 
 
 def _sites(model: nn.Module) -> dict[str, nn.Module]:
-    return {site_of(name) or MODEL_SITE: module for name, module in model.named_modules()}
+    return {site_of(name) or MODEL: module for name, module in model.named_modules()}

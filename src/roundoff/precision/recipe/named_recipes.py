@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from roundoff.errors import RecipeError
-from roundoff.precision.recipe.loss_scale_settings import DYNAMIC, FLAVOURS, ScaleSettings
-from roundoff.precision.recipe.recipe import OperandSettings, Recipe
+from roundoff.precision.recipe.recipe import DYNAMIC, FLAVOURS, OperandSettings, Recipe, ScaleSettings
 from roundoff.precision.recipe.toml import read_recipe
 
 _ONE: Final = ScaleSettings(kind="static", initial=1.0)

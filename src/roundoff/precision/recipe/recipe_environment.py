@@ -26,7 +26,7 @@ from roundoff.runs.files.lines import append_lines, read_lines
 APPLIED_VARIABLE = "ROUNDOFF_APPLIED_TO"
 RECIPE_VARIABLE: Final = "ROUNDOFF_RECIPE"
 
-Change = Callable[[Recipe], Recipe]
+RecipeChange = Callable[[Recipe], Recipe]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ def _application_from_json(line: dict[str, JsonValue]) -> RecipeApplication:
 class _OutsideChanges:
     """Global to the process, not to a thread: torch runs backward passes in threads of its own."""
 
-    changes: list[Change] = field(default_factory=list)
+    changes: list[RecipeChange] = field(default_factory=list)
     frozen_after: int | None = None
     loss_scale: float | None = None
 
@@ -93,7 +93,7 @@ def apply_changes(recipe: Recipe) -> Recipe:
 
 
 @contextmanager
-def changing_recipes(change: Change) -> Iterator[None]:
+def changing_recipes(change: RecipeChange) -> Iterator[None]:
     """Inside the block, apply `change(recipe)` instead of every recipe."""
     _NOW.changes.append(change)
     try:

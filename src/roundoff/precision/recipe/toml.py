@@ -15,8 +15,7 @@ import tomli_w
 from roundoff.errors import RecipeError
 from roundoff.files import read_bytes
 from roundoff.precision.recipe.fixed_point_settings import FixedPointSettings
-from roundoff.precision.recipe.loss_scale_settings import ScaleSettings, scale_settings
-from roundoff.precision.recipe.recipe import OperandSettings, Recipe
+from roundoff.precision.recipe.recipe import OperandSettings, Recipe, ScaleSettings, scale_settings
 
 _TABLES = {"loss_scale": ScaleSettings, "operands": OperandSettings}
 _FREE_TABLES = ("fixed", "activation_sites", "overrides")

@@ -71,12 +71,12 @@ class LoopObserver(Protocol):
     followed_modules: FollowedModules
     """May change while a module begins."""
     unannounced_calls: frozenset[LoopCallKind]
-    """Calls that are only told of when they have ended well, because nobody needs to know that they begin."""
+    """Calls that are reported only when they have succeeded, because no follower needs to know that they begin."""
     is_quiet: bool
-    """Whether the `quiet_` methods are asked first: they follow the usual course of a step in a few microseconds. Where
-    one returns False, what happens is told as ever."""
+    """Whether the `quiet_` methods are called first, which follow an ordinary step in a few microseconds. Where one
+    returns False, the call is reported as usual."""
     is_undisturbed: bool
-    """Set to False by everything that is told by the other methods."""
+    """Set to False by every report through the other methods."""
     quiet_seconds: float
     """What the `quiet_` methods took; `took` is not called for them."""
 

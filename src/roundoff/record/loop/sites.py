@@ -11,10 +11,8 @@ from torch.nn.parameter import is_lazy
 
 from roundoff.record.identity import IdentityDict
 from roundoff.runs.records.event import LOOP as LOOP
+from roundoff.runs.records.event import MODEL as MODEL
 from roundoff.torch_private import WeakIdKeyDictionary, is_transformed
-
-MODEL = "<model>"
-"""The site of the first model's own forward, outside its children."""
 
 _WRAPPERS = {
     "DistributedDataParallel": "module",

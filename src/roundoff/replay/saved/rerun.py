@@ -115,7 +115,7 @@ def rerun_step(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayedChange:
-    """What came of playing a saved step several times with something changed."""
+    """The result of playing a saved step several times with something changed."""
 
     text: str
     """What was changed: `a tenth of the learning rate`."""

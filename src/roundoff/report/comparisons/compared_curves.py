@@ -11,8 +11,7 @@ from roundoff.compare.curves.curve_comparison import CurveComparison, DivergedSt
 from roundoff.report.comparisons.comparison_report import ComparisonReport
 from roundoff.report.loss_curve import format_loss
 from roundoff.report.parts import Cell, CurvePicture, Facts, Note, Part, Sentence, TableColumn, TablePart, TableRow
-from roundoff.runs import JsonValue
-from roundoff.runs.files.plain_json import object_of
+from roundoff.runs import JsonValue, object_of
 from roundoff.words import plural
 
 MAX_ROWS = 2000

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from roundoff.checkpoints.lazy_tensor import StoredTensor
+from roundoff.checkpoints.checkpoint import StoredTensor
 from roundoff.compare.tensors.tensor_comparison import JudgedPair, TensorsComparison, TensorVerdict
 from roundoff.compare.tensors.tensor_distance import TensorDistance
 from roundoff.diagnose.wording import format_of, format_short
 from roundoff.report.comparisons.comparison_report import ComparisonReport, pair_cells
 from roundoff.report.parts import Cell, Note, Part, Sentence, TableColumn, TablePart, TableRow
-from roundoff.runs import JsonValue
-from roundoff.runs.files.plain_json import object_of
+from roundoff.runs import JsonValue, object_of
 from roundoff.words import join_names, plural
 
 MAX_LINES = 8

@@ -18,7 +18,7 @@ from roundoff.report.parts import table_html, to_html
 from roundoff.report.run_page.section import Section
 from roundoff.runs import CachedRun, Finding, JsonValue
 
-Describe = Callable[[CachedRun], str]
+DescribeRun = Callable[[CachedRun], str]
 
 
 def side_by_side_section(view: RunView) -> Section | None:
@@ -48,7 +48,7 @@ def side_by_side(reference: CachedRun, candidate: CachedRun) -> Html:
     return tag("div", table, class_="scrolling", tabindex=0, role="region", aria_label="the runs side by side")
 
 
-def _describe(describe: Describe, run: CachedRun) -> str:
+def _describe(describe: DescribeRun, run: CachedRun) -> str:
     with suppress(RunFolderError):  # the sections about the file report it
         return describe(run)
     return ""
@@ -69,7 +69,7 @@ def _verdict(run: CachedRun) -> str:
     return "" if findings is None else findings[0].title if findings else "nothing found"
 
 
-_FACTS: dict[str, Describe] = {
+_FACTS: dict[str, DescribeRun] = {
     "status": lambda run: run.info.status,
     "own verdict": _verdict,
     "recipe": lambda run: run.info.recipe or "",

@@ -54,7 +54,7 @@ def steps_section(view: RunView) -> Section:
     )
 
 
-def _first(view: RunView, found: Sequence[StepRows]) -> int:
+def _first(view: RunView, found: Sequence[StepResults]) -> int:
     """Return the place of the step that is shown first: the verdict's, or one with an origin, or the first."""
     mentioned = [(finding.step, finding.rank or 0) for finding in view.findings]
     places = {(each.chosen.step, each.chosen.rank): place for place, each in enumerate(found)}
@@ -62,7 +62,7 @@ def _first(view: RunView, found: Sequence[StepRows]) -> int:
     return next((places[at] for at in mentioned if at in places), next(origins, 0))
 
 
-def _body(found: Sequence[StepRows], *, first: int) -> Html:
+def _body(found: Sequence[StepResults], *, first: int) -> Html:
     options = [tag("option", _label(each), value=place, selected=place == first) for place, each in enumerate(found)]
     narrow = any("16" in name for each in found for name in each.rows["dtype"].unique())
     formats = [tag("option", name, selected=name == ("fp16" if narrow else "none")) for name in ("none", *LIMITS)]
@@ -93,7 +93,7 @@ def _picture(name: str, words: str, *, height: int, hidden: bool = False) -> Htm
     return tag("figure", place, tag("figcaption", words), class_="chart", id=f"{name}-figure", hidden=hidden)
 
 
-def _label(each: StepRows) -> str:
+def _label(each: StepResults) -> str:
     parts = [f"step {each.chosen.step}"]
     parts += [f"rank {each.chosen.rank}"] if each.chosen.rank else []
     parts += ["replayed"] if each.chosen.is_replay else []
@@ -111,7 +111,7 @@ def _limits() -> dict[str, JsonValue]:
     return found
 
 
-def _values(found: Sequence[StepRows]) -> dict[str, JsonValue]:
+def _values(found: Sequence[StepResults]) -> dict[str, JsonValue]:
     codes: dict[str, dict[str, int]] = {name: {"": 0} for name in _NAMED}
     steps = [_step(each, codes) for each in found]
     names: dict[str, JsonValue] = {name: list(known) for name, known in codes.items()}
@@ -119,7 +119,7 @@ def _values(found: Sequence[StepRows]) -> dict[str, JsonValue]:
     return {"names": names, "formats": formats, "steps": steps}
 
 
-def _step(each: StepRows, codes: dict[str, dict[str, int]]) -> dict[str, JsonValue]:
+def _step(each: StepResults, codes: dict[str, dict[str, int]]) -> dict[str, JsonValue]:
     rows = each.rows
     columns: dict[str, JsonValue] = {
         name: [codes[name].setdefault(text or "", len(codes[name])) for text in rows[name].to_list()] for name in _NAMED
@@ -146,7 +146,7 @@ def _step(each: StepRows, codes: dict[str, dict[str, int]]) -> dict[str, JsonVal
     }
 
 
-def _flow(each: StepRows) -> dict[str, JsonValue]:
+def _flow(each: StepResults) -> dict[str, JsonValue]:
     """Return the origin's row, and pairs (from, to) of rows along which its bad values went."""
     flow = each.flow
     if flow is None or flow.start is None:
@@ -157,7 +157,7 @@ def _flow(each: StepRows) -> dict[str, JsonValue]:
     return {"origin": row_of.get(flow.start), "flow": pairs}
 
 
-def _masks(each: StepRows) -> list[JsonValue]:
+def _masks(each: StepResults) -> list[JsonValue]:
     """Return the rows that are not finite only because a mask wrote -inf, as far as bad values were followed."""
     if not each.is_flow_known:
         return []
@@ -174,7 +174,7 @@ def _nearest(order: int, came_from: Mapping[int, int], row_of: Mapping[int, int]
     return row_of.get(order)
 
 
-def _left_out(found: Sequence[StepRows]) -> list[str]:
+def _left_out(found: Sequence[StepResults]) -> list[str]:
     notes = []
     short = [each for each in found if each.rows.num_rows < each.num_results]
     if short:
@@ -189,7 +189,7 @@ def _left_out(found: Sequence[StepRows]) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepRows:
+class StepResults:
     """The results of one step in the order in which they were computed, as far as there is room for them."""
 
     chosen: ChosenStep
@@ -201,7 +201,7 @@ class StepRows:
     """Whether bad values were followed, where there are some."""
 
 
-def step_rows(steps: Sequence[ChosenStep]) -> list[StepRows]:
+def step_rows(steps: Sequence[ChosenStep]) -> list[StepResults]:
     """Read the results of all steps, one pass over each folder, and keep of each what is bad, extreme or even."""
     tables = _tables(steps)
     room = room_for(steps, [table.num_rows for table in tables])
@@ -210,7 +210,7 @@ def step_rows(steps: Sequence[ChosenStep]) -> list[StepRows]:
     flowing = [(place, steps[place]) for place in bad[:MAX_FLOWS]]
     flows = {place: bad_flow(step.holder, step=step.step, rank=step.rank) for place, step in flowing}
     return [
-        StepRows(
+        StepResults(
             chosen=steps[place],
             rows=_thin_rows(table, most=room[place], flow=flows.get(place)),
             num_results=table.num_rows,

@@ -12,7 +12,7 @@ _NUM_BLOCKS = 4
 _HEAD_WIDTH = 32
 
 
-class Attention(nn.Module):
+class CausalAttention(nn.Module):
     """Causal self-attention."""
 
     def __init__(self, width: int, num_heads: int) -> None:
@@ -37,7 +37,7 @@ class Block(nn.Module):
     def __init__(self, width: int, num_heads: int) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(width)
-        self.attn = Attention(width, num_heads)
+        self.attn = CausalAttention(width, num_heads)
         self.norm2 = nn.LayerNorm(width)
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 

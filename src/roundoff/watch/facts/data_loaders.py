@@ -1,4 +1,4 @@
-"""The DataLoaders of a script and what their data sets hold: a pass over known data is told from one over new data."""
+"""The DataLoaders of a script and what their data sets hold: whether a pass is over known or over new data."""
 
 from __future__ import annotations
 

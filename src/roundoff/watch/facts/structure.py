@@ -59,8 +59,8 @@ def structure_of(
     with torch.no_grad():
         parameters = [p for model in training.models for p in model.parameters()]
         of_optimizers = [p for optimizer in optimizers for p in parameters_of(optimizer)]
-        asked = _questions([*parameters, *of_optimizers, *reached], training.modules())
-    answers = {key: bool(answer) for key, answer in zip(asked, (yield list(asked.values())), strict=True)}
+        questions = _questions([*parameters, *of_optimizers, *reached], training.modules())
+    answers = {key: bool(answer) for key, answer in zip(questions, (yield list(questions.values())), strict=True)}
     with torch.no_grad():
         return Structure(
             step=step,
@@ -177,9 +177,9 @@ def _memory_of(x: Tensor) -> tuple[int, int]:
 
 def _questions(parameters: Iterable[Tensor], modules: Iterable[nn.Module]) -> dict[int, Tensor]:
     """Return, by id, whether the first two rows of parameters are equal, and whether statistics are untouched."""
-    asked = {id(x): _rows_repeat(x) for x in parameters}
-    asked |= {id(module): _has_start_statistics(module) for module in modules}
-    return {key: answer for key, answer in asked.items() if answer is not None}
+    questions = {id(x): _rows_repeat(x) for x in parameters}
+    questions |= {id(module): _has_start_statistics(module) for module in modules}
+    return {key: answer for key, answer in questions.items() if answer is not None}
 
 
 def _rows_repeat(x: Tensor) -> Tensor | None:

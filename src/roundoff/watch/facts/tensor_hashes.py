@@ -83,5 +83,5 @@ class RankHashes:
                 hashes = [(name, hash_of(x)) for name, x in zip(found, host, strict=True)]
             if hashes:
                 self._writer.write_hashes(hash_columns(step, kind, hashes))
-        except Exception as error:  # whoever delivers the copies has others to deliver
+        except Exception as error:  # the caller has other copies to deliver
             self._writer.write(Failure.of(error, check="fact", name="hashes", step=step))

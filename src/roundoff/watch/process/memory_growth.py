@@ -35,7 +35,7 @@ _FREE_LOOKS = 2
 _LOOK_SHARE = 0.01
 _FREE_CHECKS = 2
 _MIN_CHECKED_STEPS = 40
-"""After at least so many steps, and as many as there were before, it is seen whether what grew still does."""
+"""What grew is checked again after at least this many steps, and at least as many as there were before."""
 _MIN_SHARE_IN_USE = 0.25
 """So much of a growth that nothing in Python explains must be in use at the end, and not free."""
 STEPS_BETWEEN_LOOKS = 8

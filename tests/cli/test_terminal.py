@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from roundoff.cli.console.screen import can_draw, columns, show_plainly
+from roundoff.cli.terminal import can_draw, columns, show_plainly
 from roundoff.progress import is_live, waiting
 
 
@@ -23,9 +23,11 @@ def written(to: io.TextIOWrapper) -> bytes:
     return to.buffer.getvalue()
 
 
-@pytest.mark.parametrize(("asked", "given"), [("60", 60), ("300", 100), ("100", 100), ("7", 40)])
-def test_text_is_as_wide_as_the_screen_within_limits(asked: str, given: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", asked)
+@pytest.mark.parametrize(("requested", "given"), [("60", 60), ("300", 100), ("100", 100), ("7", 40)])
+def test_text_is_as_wide_as_the_screen_within_limits(
+    requested: str, given: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", requested)
     assert columns() == given
 
 
