@@ -14,6 +14,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.optim import Optimizer
 
 from roundoff.formats import Format
+from roundoff.kernels.accelerator import is_autocast_on
 from roundoff.precision import Recipe
 from roundoff.precision.optimizer import RecipeOptimizer
 from roundoff.record.loop.calls import LoopCall, LoopCallKind
@@ -357,7 +358,7 @@ class StepMeasurement(LoopFollower):
         """Return the site of the running code; None if nothing is measured there."""
         if self._is_over or not torch.is_grad_enabled() or torch.compiler.is_compiling() or in_function_transform():
             return None
-        if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        if is_autocast_on():
             self.narrow_signs.note_autocast()
             return None  # autocast chooses the formats itself
         # What runs in backward is a recomputation. Only one inside an autograd function in Python has its own backward;
