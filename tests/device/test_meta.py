@@ -1,4 +1,4 @@
-"""Models on the meta device, which has no values: what can be done with them is done, the rest is refused with a reason."""
+"""Models on the meta device, which has no values: what cannot be done with them is refused."""
 
 from __future__ import annotations
 

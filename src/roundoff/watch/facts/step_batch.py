@@ -77,9 +77,10 @@ def external_tensors(tape: StepTape, sites: Sites) -> Iterator[tuple[str, Tensor
     met: set[int] = set()
     for entry in flatten_entries(tape.entries):
         for place, external in _external_of(entry, sites):
-            if id(external) not in met and not (external.copy.is_nested or external.copy.is_meta):  # nothing to describe
+            x = external.copy
+            if id(external) not in met and not (x.is_nested or x.is_meta):  # which have no shape or values to describe
                 met.add(id(external))
-                yield place, local_part(external.copy), is_loss(entry)
+                yield place, local_part(x), is_loss(entry)
 
 
 def is_loss(entry: TapeEntry) -> bool:
