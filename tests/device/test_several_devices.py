@@ -114,7 +114,7 @@ def test_a_bad_step_is_undone(tmp_path: Path, places: Places) -> None:
     assert all(x.isfinite().all() for x in weights)
 
 
-@pytest.mark.parametrize("recipe", [*UNSCALED, *SCALED, *COMPRESSED, "O2+act4"])
+@pytest.mark.parametrize("recipe", [*UNSCALED, *SCALED, *COMPRESSED])
 def test_recipes_give_the_losses_of_the_cpu(places: Places, recipe: str) -> None:
     counts: list[DeviceCounts] = []
     there = train(places, recipe=recipe, dropout=0.0, counts=counts)[:4]
@@ -122,7 +122,7 @@ def test_recipes_give_the_losses_of_the_cpu(places: Places, recipe: str) -> None
     assert [float(x) for x in there] == pytest.approx(
         [float(x) for x in train(("cpu", "cpu"), recipe=recipe, dropout=0.0)[:4]], rel=1e-3
     )
-    if places[1] != "cpu" and recipe in (*UNSCALED, *SCALED):  # moving to the CPU waits by itself
+    if places[1] != "cpu":  # moving to the CPU waits by itself
         for step in counts[1:]:
             assert len(step.waits) == 2 * (recipe in SCALED), step.where("wait")  # once for each device
 
