@@ -15,7 +15,7 @@ UNSCALED = (
     "fp32", "half", "O3", "amp-bf16", "bf16", "bf16-master", "bf16-stochastic", "bf16-kahan", "fp8", "fp8-delayed",
     "mxfp8", "mxfp4", "fixed", "ascend-fp16",
 )  # fmt: skip
-COMPRESSED = ("act8", "act4", "act2", "bf16+act2")
+COMPRESSED = ("act8", "act4", "act2", "amp-bf16+act8")
 
 
 def train(recipe: str, device: str, *, counts: list[DeviceCounts] | None = None) -> list[float]:
