@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 _IS_ON_DEVICE = "ROUNDOFF_TESTS_ON_DEVICE"
+_NO_COMPILER = "no C++ compiler to build the simulated device with"
 
 
 @pytest.hookimpl
@@ -33,7 +34,7 @@ class _RunOnDevice(pytest.Item):
         from tests.device import simulated_device
 
         if simulated_device.compiler() is None:
-            pytest.skip("no C++ compiler to build the simulated device with")
+            pytest.skip(_NO_COMPILER)
         chosen = self.config.getoption("markexpr")
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", chosen, str(self.path)]
         environment = {**os.environ, _IS_ON_DEVICE: "1"}
@@ -69,4 +70,6 @@ def loaded() -> None:
     if _IS_ON_DEVICE in os.environ:
         from tests.device import simulated_device
 
+        if simulated_device.compiler() is None:
+            pytest.skip(_NO_COMPILER)
         simulated_device.load()

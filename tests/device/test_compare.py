@@ -68,23 +68,52 @@ def test_nothing_is_found_on_a_healthy_device(tmp_path: Path, make: Callable[[],
     assert not [finding for finding in compare(tmp_path, make) if finding.severity is not Severity.NOTE]
 
 
-@pytest.mark.parametrize(
-    ("make", "kernel", "fault", "title"),
-    [
-        (conv_net, "convolution", {"factor": 1.05, "channel": 3}, "0 / aten.convolution#0 forward channel 3 of 8"),
-        (conv_net, "convolution_backward", {"factor": 1.01}, "0 / aten.convolution_backward#0 backward"),
-        (conv_net, "addmm", {"factor": 1.01}, "5 / aten.addmm#0 forward"),
-        (Attention, "addmm", {"factor": 1.01, "shape": (96, 50)}, "head / aten.addmm#0 forward"),
-        (Attention, "bmm", {"factor": 1.01}, "<model> / aten.bmm#1 forward"),
-        (Attention, "mm", {"factor": 1.01}, "head / aten.mm#0 backward"),
-    ],
-)
+FAULTS: list[tuple[Callable[[], nn.Module], str, dict[str, Any], str, str]] = [
+    (conv_net, "convolution", {"factor": 1.05, "channel": 3}, "0 convolution#0 forward", ""),
+    (conv_net, "convolution", {"factor": 1.01, "varies": True}, "0 convolution#0 forward", "16x8x6x6"),
+    (conv_net, "native_batch_norm", {"factor": 1.05, "channel": 2}, "1 native_batch_norm#0 forward", ""),
+    (conv_net, "native_batch_norm_backward", {"factor": 1.01}, "1 native_batch_norm_backward#0 backward", ""),
+    (conv_net, "convolution_backward", {"factor": 1.01}, "0 convolution_backward#0 backward", ""),
+    (conv_net, "convolution_backward", {"factor": 1.05, "channel": 1}, "0 convolution_backward#0 backward", ""),
+    (conv_net, "addmm", {"factor": 1.01}, "5 addmm#0 forward", "16x10"),
+    (conv_net, "_log_softmax", {"factor": 1.01}, "<loop> _log_softmax#0 forward", ""),
+    (conv_net, "_foreach_addcdiv", {"factor": 1.01}, "0 addcdiv_#0 optimizer", ""),
+    (Attention, "index_select", {"factor": 1.05, "channel": 3}, "embed embedding#0 forward", ""),
+    (Attention, "addmm", {"factor": 1.01}, "qkv addmm#0 forward", "96x96"),
+    (Attention, "addmm", {"factor": 1.1, "shape": (96, 50)}, "head addmm#0 forward", "96x50; addmm is right for 96x96"),
+    (Attention, "mm", {"factor": 1.01, "shape": (96, 32)}, "head mm#0 backward", "96x32; mm is right for 50x32"),
+    (Attention, "mm", {"factor": 1.01, "varies": True}, "head mm#0 backward", ""),
+    (Attention, "native_batch_norm", {"factor": 1.01}, "norm native_layer_norm#0 forward", ""),
+    (Attention, "embedding_dense_backward", {"factor": 1.01}, "embed embedding_dense_backward#0 backward", ""),
+]  # fmt: skip
+"""What is planted, the op that is named, and what is said about its shape."""
+
+
+@pytest.mark.parametrize(("make", "kernel", "fault", "title", "shape"), FAULTS)
 def test_a_planted_fault_is_named(
-    tmp_path: Path, make: Callable[[], nn.Module], kernel: str, fault: dict[str, Any], title: str
+    tmp_path: Path, make: Callable[[], nn.Module], kernel: str, fault: dict[str, Any], title: str, shape: str
 ) -> None:
     with faulty(kernel, **fault):
         (finding,) = compare(tmp_path, make)
 
     assert finding.rule == "first-divergence"
-    channel = finding.title.partition("channel")[2]
-    assert f"{finding.site} / {finding.op} {finding.phase}{' channel' if channel else ''}{channel}" == title
+    assert f"{finding.site} {finding.op} {finding.phase}" == title.replace(" ", " aten.", 1)
+    assert finding.evidence[0]["channel"] == fault.get("channel")
+    assert (f"channel {fault.get('channel')} of" in finding.title) == ("channel" in fault)
+    said = next(line for line in finding.why.splitlines() if line.startswith("its result has the shape "))
+    assert said.replace("aten.", "").endswith(shape)
+    assert ("is right for" in said) == ("is right for" in shape)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "last", "before"), [("bmm", "aten.bmm#1", "aten.bmm#0"), ("_softmax", "aten.bmm#1", "_safe_softmax#0")]
+)
+def test_a_fault_inside_what_is_one_kernel_on_the_cpu_is_narrowed_down(
+    tmp_path: Path, kernel: str, last: str, before: str
+) -> None:
+    with faulty(kernel, factor=1.01):
+        (finding,) = compare(tmp_path, Attention)
+
+    assert (finding.site, finding.op) == ("<model>", last)
+    said = next(line for line in finding.why.splitlines() if "it may come from an op before it" in line)
+    assert before in said

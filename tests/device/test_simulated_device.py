@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import os
 import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -175,3 +181,54 @@ def test_kernels_can_be_made_faulty(execution: Execution) -> None:
         with faulty("mm", factor=1.01, varies=True):
             assert not torch.equal(x @ weight, x @ weight)
         assert (x @ weight).tolist() == [[3] * 4] * 2
+
+
+def test_autograd_runs_on_a_thread_of_the_device() -> None:
+    threads: list[int] = []
+
+    class Noting(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            threads.append(threading.get_ident())
+            return grads[0]
+
+    for device in ("sim:0", "sim:1", "cpu"):
+        x = torch.ones(2, device=device, requires_grad=True)
+        out: Tensor = Noting.apply(x)  # type: ignore[no-untyped-call]
+        out.sum().backward()
+
+    assert threads[2] == threading.get_ident()
+    assert len(set(threads)) == 3
+
+
+def test_streams_and_events_are_there() -> None:
+    stream = torch.Stream("sim:0")
+    with behaving(execution="when waited for"):
+        before = torch.accelerator.current_stream()
+        with stream:
+            assert torch.accelerator.current_stream() == stream
+            x = torch.ones(3, device="sim") + 1
+            event = stream.record_event()
+        assert torch.accelerator.current_stream() == before
+        before.wait_event(event)
+        stream.synchronize()
+        assert event.query()
+        assert x.tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize("is_on_device", [False, True])
+def test_without_a_compiler_everything_is_skipped_with_the_reason(tmp_path: Path, is_on_device: bool) -> None:
+    environment = {**os.environ, "CXX": "no-such-compiler", "PATH": str(tmp_path)}
+    environment.pop("ROUNDOFF_TESTS_ON_DEVICE")
+    if is_on_device:  # as `make test-device` does it
+        environment["ROUNDOFF_TESTS_ON_DEVICE"] = "1"
+    command = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "tests/device/test_recipes.py"]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], env=environment, capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stdout
+    assert "no C++ compiler to build the simulated device with" in done.stdout
+    assert "passed" not in done.stdout

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -148,7 +149,7 @@ torch.manual_seed(0)
 model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(128, 10)).to("sim")
 x, y = torch.randn(16, 3, 6, 6).to("sim"), torch.randint(10, (16,)).to("sim")
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-with simulated_device.faulty("{kernel}", factor={factor}):
+with simulated_device.faulty("{kernel}", **{fault}):
     for _ in range(20):
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()
@@ -158,16 +159,27 @@ with simulated_device.faulty("{kernel}", factor={factor}):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kernel", "factor", "implementation", "found"),
+    ("kernel", "fault", "implementation", "found"),
     [
-        ("convolution_backward", 1.6, "cpu", ["0:backward:aten.convolution_backward"]),  # it learns faster
-        ("addmm", 1.001, "fp64", []),
+        ("convolution", {"factor": 1.01}, "cpu", ["0:forward:aten.convolution"]),
+        ("convolution", {"factor": 1.05, "channel": 3}, "fp64", ["0:forward:aten.convolution"]),
+        ("convolution_backward", {"factor": 1.6}, "cpu", ["0:backward:aten.convolution_backward"]),  # it learns faster
+        ("convolution_backward", {"factor": 0.2, "channel": 1}, "fp64", ["0:backward:aten.convolution_backward"]),
+        ("mm", {"factor": 1.5, "shape": (16, 128)}, "cpu", ["3:backward:aten.mm"]),
+        ("addmm", {"factor": 1.2, "varies": True}, "fp64", ["3:forward:aten.addmm"]),
+        ("addmm", {"factor": 1.01, "shape": (16, 10)}, "cpu", []),
+        ("addmm", {"factor": 1.001}, "fp64", []),
     ],
 )
 def test_a_planted_fault_is_found_by_bisecting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel: str, factor: float, implementation: str, found: list[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kernel: str,
+    fault: dict[str, Any],
+    implementation: str,
+    found: list[str],
 ) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT.format(kernel=kernel, factor=factor))
+    (tmp_path / "train.py").write_text(SCRIPT.format(kernel=kernel, fault=fault))
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     options = ["--switch", f"substitute={implementation}", "--seeds", "1", "--runs", str(tmp_path), "--json"]
 

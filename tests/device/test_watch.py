@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from roundoff.diagnose import diagnose_run
 from roundoff.kernels.host_copies import read_now
 from roundoff.record.loop.sites import Sites
 from roundoff.runs import Run
-from roundoff.watch import measures
+from roundoff.watch import device_measures, measures
 from roundoff.watch.settings import WatchSettings
 from roundoff.watch.watching import start_watching, watching
 from tests.device.simulated_device import DeviceCounts, Execution, behaving, counting
@@ -163,25 +164,70 @@ def test_a_replay_is_left_out_where_the_device_has_no_room(tmp_path: Path, monke
     assert diagnose_run(run).findings[0].step == 12
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("num_pieces", [1, 5])
-def test_measuring_a_parameter_takes_twice_its_memory_at_most_and_less_of_a_large_one(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, num_pieces: int
+def measure(parameters: list[nn.Parameter]) -> tuple[list[dict[str, Any]], float, DeviceCounts]:
+    """Return the table of an update, its norm, and what taking it cost the device."""
+    measured = measures.ParameterMeasures(Sites())
+    optimizer = torch.optim.SGD(parameters, lr=0.1)
+    before = [x.detach().clone() for x in parameters]
+    optimizer.step()
+    after = [x.detach().clone() for x in parameters]
+    with torch.no_grad():
+        for x, old in zip(parameters, before, strict=True):
+            x.copy_(old)
+    with counting(stack_depth=0) as counts:
+        measured.begin(parameters)
+        with torch.no_grad():
+            for x, new in zip(parameters, after, strict=True):
+                x.copy_(new)
+        columns, norm = read_now(measured.end(0))
+    assert columns is not None
+    return columns.to_rows().to_list(), norm or 0.0, counts
+
+
+def parameter(size: int, dtype: torch.dtype, device: str) -> nn.Parameter:
+    """Return a parameter whose gradient has zeros and numbers below the smallest normal one."""
+    made = nn.Parameter(torch.randn(size, dtype=dtype).to(device))
+    gradient = torch.linspace(-1, 1, size).relu().to(dtype)
+    gradient[: size // 8] = torch.finfo(dtype).smallest_normal / 4
+    made.grad = gradient.to(device)
+    return made
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("num_pieces", "execution"), [(1, "at once"), (5, "at once"), (5, "when waited for")])
+def test_measuring_a_large_parameter_takes_twelve_kernels_and_twice_its_memory_at_most(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, num_pieces: int, execution: Execution
 ) -> None:
+    monkeypatch.setattr(device_measures, "_PIECE_BYTES", 2**18)
+    monkeypatch.setattr(device_measures, "_SMALL_BYTES", 0)
     numbers: dict[str, list[float]] = {}
-    monkeypatch.setattr(measures, "_PIECE_BYTES", 2**18)
-    limit = 2 * 2**18 + 2**14
-    for device in ("cpu", "sim"):
-        torch.manual_seed(0)
-        parameter = nn.Parameter(torch.randn(num_pieces * 2**18 // dtype.itemsize, dtype=dtype).to(device))
-        parameter.grad = torch.linspace(-1, 1, len(parameter)).relu().to(dtype).to(device)
-        measured = measures.ParameterMeasures(Sites())
-        measured.begin([parameter])
-        torch.optim.SGD([parameter], lr=0.1).step()
-        with counting(stack_depth=0) as counts:
-            columns, norm = read_now(measured.end(0))
-        assert counts.peak_bytes() <= limit
-        assert columns is not None
-        row = columns.to_rows().to_list()[0]
-        numbers[device] = [*(row[name] for name in MEASURED), norm or 0.0]
+    with behaving(execution=execution):
+        for device in ("cpu", "sim"):
+            torch.manual_seed(0)
+            (row,), norm, counts = measure([parameter(num_pieces * 2**18 // dtype.itemsize, dtype, device)])
+            numbers[device] = [*(row[name] for name in MEASURED), row["grad_subnormal_share"], norm]
     assert numbers["sim"] == pytest.approx(numbers["cpu"], rel=1e-5)
+    assert counts.peak_bytes() <= 2 * 2**18 + 2**14
+    # The update itself is a copy; of several pieces the numbers are stacked once more.
+    assert counts.num_launches <= 1 + 12 * num_pieces + (num_pieces > 1), counts.where("launch")
+    assert len(counts.waits) == 1
+
+
+@pytest.mark.parametrize("execution", ["at once", "when waited for"])
+def test_many_small_parameters_are_measured_together(monkeypatch: pytest.MonkeyPatch, execution: Execution) -> None:
+    tables: dict[str, list[list[float]]] = {}
+    sizes = [1, 3, 511, 512, 513, 5000] * 10
+    with behaving(execution=execution):
+        for device in ("cpu", "sim"):
+            torch.manual_seed(0)
+            given = [parameter(size, torch.float32, device) for size in sizes]
+            given[4].grad[7] = math.nan  # type: ignore[index]
+            rows, _, counts = measure([*given, nn.Parameter(torch.ones(3).to(device))])
+            tables[device] = [[row[name] or 0.0 for name in MEASURED] for row in rows]
+    for there, here in zip(tables["sim"], tables["cpu"], strict=True):
+        assert there == pytest.approx(here, rel=1e-5, nan_ok=True)
+    updates = len(sizes) + 1
+    # All with a gradient together, and the one without by itself.
+    assert counts.num_launches - updates <= 21 + 7, counts.where("launch")
+    assert len(counts.waits) == 1
+    assert counts.peak_bytes() <= 2.2 * sum(-(-size // 512) * 2048 for size in sizes) + 2**14

@@ -9,6 +9,7 @@ from roundoff.kernels.group_codes import (
     GroupCodes,
     compress_groups,
     compress_groups_torch,
+    compress_groups_without_waiting,
     expand_groups,
     expand_groups_torch,
 )
@@ -198,3 +199,64 @@ def test_whole_groups_are_the_same_in_torch(bits):
     heads, codes = compress_groups_torch(x, bits=bits, group=256, key=5)
     assert torch.equal(heads, compressed.heads)
     assert torch.equal(codes, compressed.codes)
+
+
+# -- on an accelerator, where nobody waits to know which groups are finite ---------------------------------------------
+
+
+def compress_there(x: torch.Tensor, *, bits: int, group: int = 64, key: int = 0) -> GroupCodes:
+    heads, codes, kinds = compress_groups_without_waiting(x.float(), bits=bits, group=group, key=key)
+    return GroupCodes(
+        heads=heads, codes=codes, num_values=x.numel(), bits=bits, group=group, dtype=x.dtype, kinds=kinds
+    )
+
+
+@pytest.mark.parametrize("bits", CODE_BITS)
+@pytest.mark.parametrize("kind", ["signed", "relu", "dropout", "constant", "negative", "zeros"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_finite_groups_are_compressed_alike_without_waiting(bits, kind, dtype):
+    x = values(kind, dtype=dtype)
+    expected = compress_groups(x, bits=bits, group=64, key=7)
+    found = compress_there(x, bits=bits, key=7)
+    assert torch.equal(found.codes, expected.codes)
+    assert torch.equal(expand_groups(found), expand_groups(expected))
+
+
+@pytest.mark.parametrize("bits", CODE_BITS)
+@pytest.mark.parametrize("kind", ["signed", "relu"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_values_that_are_not_finite_come_back_without_waiting(bits, kind, dtype, bad):
+    x = values(kind, size=1000, dtype=dtype)
+    x[:64:3], x[990] = bad, bad
+    expanded = expand_groups(compress_there(x, bits=bits))
+    assert torch.equal(expanded.isfinite(), x.isfinite())
+    assert torch.equal(expanded[~x.isfinite()].nan_to_num(5, 6, 7), x[~x.isfinite()].nan_to_num(5, 6, 7))
+    assert torch.equal(expanded[x == 0], x[x == 0])
+
+
+def test_the_others_of_their_group_keep_their_mean():
+    x = values("signed", size=64)
+    x[:32:2] = -torch.inf
+    fine = x.isfinite()
+    drawn = [expand_groups(compress_there(x, bits=2, key=draw_key()))[fine].double() for _ in range(2000)]
+    step = x[fine].max() - x[fine].min()
+    assert ((torch.stack(drawn).mean(0) - x[fine]) / step).abs().max() < 0.5 * 5 / 2000**0.5
+
+
+def test_several_kinds_in_one_group_become_nan_and_huge_values_are_limited():
+    x = values("signed", size=192)
+    x[0], x[1], x[64], x[65] = torch.inf, -torch.inf, 3e38, -3e38
+    expanded = expand_groups(compress_there(x, bits=4))
+    assert expanded[:2].isnan().all()
+    assert expanded[2:].isfinite().all()
+    assert expanded[64] > 2e37
+    assert expanded[65] < -2e37
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_nothing_of_an_accelerator_is_read(dtype):
+    x = torch.empty(1000, dtype=dtype, device="meta")  # where fetching a number is an error
+    compressed = compress_groups(x, bits=2, group=256, key=0)
+    assert compressed.num_bytes == 4 * (64 + 4 + 1)
+    assert expand_groups(compressed).shape == x.shape

@@ -24,11 +24,16 @@ def same(a: Outcome, b: Outcome) -> bool:
 
 
 def bits(x: torch.Tensor) -> bytes:
-    return x.contiguous().view(torch.uint8).numpy().tobytes() if x.dim() else bits(x[None])
+    return x.cpu().contiguous().view(torch.uint8).numpy().tobytes() if x.dim() else bits(x[None])
 
 
 @pytest.mark.parametrize("training", PLAIN.values(), ids=PLAIN.keys())
 def test_losses_gradients_and_weights_are_bit_identical(training: Training, tmp_path: Path) -> None:
+    check_is_untouched(training, tmp_path)
+
+
+def check_is_untouched(training: Training, tmp_path: Path) -> None:
+    """Run a training bare, recorded and bare again: it must be the same."""
     plain = training()
     with recording(to=tmp_path / "run"):
         recorded = training()
@@ -38,6 +43,11 @@ def test_losses_gradients_and_weights_are_bit_identical(training: Training, tmp_
 
 @pytest.mark.parametrize("training", PLAIN.values(), ids=PLAIN.keys())
 def test_every_backward_op_has_a_site_or_a_parameter(training: Training, tmp_path: Path) -> None:
+    check_is_complete(training, tmp_path)
+
+
+def check_is_complete(training: Training, tmp_path: Path) -> None:
+    """Record a training: each of its ops must be there once, with the place that it belongs to."""
     with recording(to=tmp_path / "run"):
         training()
     events = Run.open(tmp_path / "run").events().to_list()

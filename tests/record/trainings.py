@@ -1,4 +1,7 @@
-"""Small trainings of every kind that recording must hold on; each trains a few steps and returns what it ended with."""
+"""Small trainings of every kind that recording must hold on; each trains a few steps and returns what it ended with.
+
+They train on torch's default device.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
+
+from roundoff.kernels.accelerator import torch_generators
 
 NUM_STEPS = 3
 
@@ -29,7 +34,8 @@ class Outcome:
             for key, parameter in model.named_parameters():
                 if parameter.grad is not None:
                     self.tensors[f"{name}.{key}.grad"] = parameter.grad.clone()
-        self.tensors["rng"] = torch.get_rng_state()
+        host, devices = torch_generators()
+        self.tensors |= {f"rng{place}": state for place, state in enumerate((host, *devices))}
         return self
 
 
@@ -186,7 +192,7 @@ def autocast_bf16() -> Outcome:
     model, x, y = _mlp(), torch.randn(12, 6), torch.randint(0, 3, (12,))
 
     def loss_of() -> Tensor:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast(torch.get_default_device().type, dtype=torch.bfloat16):
             return F.cross_entropy(model(x), y)
 
     return train(model, loss_of, torch.optim.AdamW(model.parameters()))
@@ -196,11 +202,13 @@ def grad_scaler_fp16() -> Outcome:
     torch.manual_seed(0)
     model, x, y = _mlp(), torch.randn(12, 6), torch.randint(0, 3, (12,))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)  # its first steps overflow and are skipped
+    scaler = torch.amp.GradScaler(
+        torch.get_default_device().type, init_scale=2.0**40
+    )  # its first steps overflow and are skipped
     outcome = Outcome()
     for _ in range(NUM_STEPS):
         optimizer.zero_grad()
-        with torch.autocast("cpu", dtype=torch.float16):
+        with torch.autocast(torch.get_default_device().type, dtype=torch.float16):
             loss = F.cross_entropy(model(x), y)
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)

@@ -3,7 +3,8 @@ import random
 import numpy as np
 import torch
 
-from roundoff.replay.generators import Generators, restore_torch, torch_generators
+from roundoff.kernels.accelerator import restore_torch, torch_generators
+from roundoff.replay.generators import Generators
 
 
 def drawn() -> tuple[float, float, float]:

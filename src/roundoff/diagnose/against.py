@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from roundoff.compare.runs.divergence import Divergence
+from roundoff.compare.runs.divergence import ComparedTensor, Divergence
 from roundoff.compare.runs.run_comparison import RunComparison, compare_runs
 from roundoff.compare.settings.setting_difference import SettingDifference, SettingKind
 from roundoff.diagnose.rule import Code, Rule, error, warning
@@ -18,6 +18,9 @@ _MATTERS = 0.5
 _MIN_SUSPICION = 0.1
 """Less suspicious differences cannot matter, and are not reported by themselves."""
 _MAX_SETTINGS = 8
+_MAX_SHAPES = 3
+_CLEAN = 0.01
+"""An op whose inputs differ by this part of the first difference shows whether it is right itself."""
 _EXPLAINING = {
     "data": (SettingKind.DATA, SettingKind.SEED),
     "start values": (SettingKind.START_VALUE, SettingKind.SEED),
@@ -113,6 +116,7 @@ def first_divergence(comparison: RunComparison) -> Finding | None:
                 "format": format_of(found.format),
                 "channel": found.channel,
                 "num_channels": found.num_channels,
+                "shape": None if (row := _row_of(found, comparison)) is None else row.shape,
                 "only_in": found.is_only_in,
                 "num_later": found.num_later,
             },
@@ -180,6 +184,10 @@ def _reads_other_tensor(found: Divergence) -> bool:
 
 def _why(found: Divergence, comparison: RunComparison) -> list[str]:
     lines = [_amount(found)]
+    if (row := _row_of(found, comparison)) is not None:
+        lines.append(_shape_line(row, comparison))
+    if found.is_only_in is not None and (others := _unpaired_before(found, comparison)):
+        lines.append(f"it may come from an op before it that only the {found.is_only_in} runs: {', '.join(others)}")
     if found.num_later:
         lines.append(f"{found.num_later} later results differ because of it")
     losses = comparison.losses
@@ -190,6 +198,39 @@ def _why(found: Divergence, comparison: RunComparison) -> list[str]:
         )
         lines.append(f"the first loss is {both}")
     return lines
+
+
+def _row_of(found: Divergence, comparison: RunComparison) -> ComparedTensor | None:
+    """Return the result that differs first; None if it is not that of an op which both runs have."""
+    if found.is_only_in is not None or found.shapes is not None or "#" not in found.op:
+        return None
+    key = (found.step, found.rank, found.phase, found.site, found.op, found.output)
+    rows = comparison.rows
+    return next((row for row in rows if (row.step, row.rank, row.phase, row.site, row.op, row.output) == key), None)
+
+
+def _shape_line(row: ComparedTensor, comparison: RunComparison) -> str:
+    """Name the shape of the result, and others for which the op is right, given inputs that hardly differ."""
+    name = _name_of(row.op)
+    right = {
+        other.shape
+        for other in comparison.rows
+        if _name_of(other.op) == name and other.output == row.output and other.shape != row.shape
+        if other.excess <= 1 and other.inherited <= _CLEAN * row.relative
+    }
+    line = f"its result has the shape {row.shape}"
+    return f"{line}; {name} is right for {', '.join(sorted(right)[:_MAX_SHAPES])}" if right else line
+
+
+def _name_of(op: str) -> str:
+    return op.partition("#")[0]
+
+
+def _unpaired_before(found: Divergence, comparison: RunComparison) -> list[str]:
+    """Return the ops before it, in its site and phase, that only its run has."""
+    place = (found.is_only_in, found.step, found.phase, found.site)
+    alone = [op.op for op in comparison.unpaired if (op.side, op.step, op.phase, op.site) == place]
+    return alone[: alone.index(found.op)] if found.op in alone else []
 
 
 def _amount(found: Divergence) -> str:

@@ -19,6 +19,7 @@ from roundoff.kernels.random_numbers import random_31
 
 _SMALLEST_NORMAL = 2.0**-126
 _LARGEST_STEP = 2.0**125
+_LARGEST_VALUE = 2.0**124
 _LOW_HALF = 0xFFFF
 
 CODE_BITS: Final = (2, 4, 8)
@@ -33,6 +34,10 @@ class GroupCodes:
     `heads` has one row (lowest, step) in bf16 for each group. If the sign bit of a step is set, code 0 means exactly 0
     and the other codes mean lowest, lowest + step, ...; otherwise code 0 means the lowest value. Groups without a step,
     because a value is NaN or infinite or the range is too large, are stored uncompressed in `plain_values`.
+
+    On an accelerator nobody knows how many such groups there are without waiting for it. There values beyond 2^124 are
+    limited to that, and in a group with values that are not finite the highest code is theirs: they come back as the
+    same infinity, or as NaN if a group has several kinds of them.
     """
 
     heads: Tensor
@@ -43,24 +48,31 @@ class GroupCodes:
     dtype: torch.dtype
     plain_groups: Tensor | None = None
     plain_values: Tensor | None = None
+    kinds: Tensor | None = None
+    """On an accelerator, for each group what its values are that are not finite: -1, 1 (infinite) or 2 (NaN)."""
 
     @property
     def num_bytes(self) -> int:
         """The size in memory."""
-        tensors = (self.heads, self.codes, self.plain_groups, self.plain_values)
+        tensors = (self.heads, self.codes, self.plain_groups, self.plain_values, self.kinds)
         return sum(t.numel() * t.element_size() for t in tensors if t is not None)
 
 
 def compress_groups(x: Tensor, *, bits: int, group: int = 256, key: int) -> GroupCodes:
     """Compress the values of `x` in row-major order; `key` selects the random numbers (see `draw_key`).
 
-    Values are converted to fp32; those below its smallest normal number count as zero. The last group may be short. On
-    an accelerator this waits for the device once, to check whether all values are finite.
+    Values are converted to fp32; those below its smallest normal number count as zero. The last group may be short.
+    Nothing waits for an accelerator.
     """
     _check(x, bits=bits, group=group)
     flat = x.detach().contiguous().view(-1)
     narrow = flat.float() if flat.dtype == torch.float64 else flat
     kernels = compiled_for(narrow)
+    if not flat.is_cpu:
+        heads, codes, kinds = compress_groups_without_waiting(narrow, bits=bits, group=group, key=key)
+        return GroupCodes(
+            heads=heads, codes=codes, num_values=flat.numel(), bits=bits, group=group, dtype=flat.dtype, kinds=kinds
+        )
     if kernels is None:
         heads, codes = compress_groups_torch(narrow, bits=bits, group=group, key=key)
         num_plain = int(heads[:, 1].isnan().sum())
@@ -117,6 +129,8 @@ def expand_groups(compressed: GroupCodes) -> Tensor:
         largest = torch.finfo(torch.float16).max
         flat = flat.clamp_(-largest, largest)
     flat = flat.to(c.dtype)
+    if c.kinds is not None:
+        flat = _with_nonfinite(flat, c, c.kinds)
     if c.plain_groups is not None and c.plain_values is not None:
         flat[_members(c.plain_groups, group=c.group, num_values=c.num_values)] = c.plain_values
     return flat
@@ -161,23 +175,61 @@ def compress_groups_torch(flat: Tensor, *, bits: int, group: int, key: int) -> t
     zero = rows.abs() < _SMALLEST_NORMAL
     has_zero = zero.any(1, keepdim=True)
     lowest, step = _rulers(rows, zero, has_zero, num_codes=1 << bits)
-    places = torch.arange(rows.numel(), device=flat.device).view(rows.shape)
-    fraction = (random_31(places, key=key) >> 7).float() * 2.0**-24
-    first = has_zero.int()
-    codes = ((rows - lowest) * (1.0 / step) + fraction).to(torch.int32) + first
+    codes = _codes(rows, lowest, step, has_zero, key=key)
     codes = codes.clamp(max=(1 << bits) - 1).masked_fill(zero | step.isnan(), 0)
     signed = torch.where(has_zero & ~step.isnan(), -step, step)
     return _upper_halves(torch.cat([lowest, signed], 1)), _in_planes(codes, bits).flatten()
 
 
+def compress_groups_without_waiting(flat: Tensor, *, bits: int, group: int, key: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return heads, codes and kinds, as `GroupCodes` describes them for accelerators.
+
+    Groups of finite values below 2^124 have the heads and codes that `compress_groups_torch` returns.
+    """
+    rows = _rows(flat, group)
+    bad = ~rows.isfinite()
+    kinds = rows.masked_fill(~bad, 0.0).sum(1, keepdim=True).clamp(-1, 1).nan_to_num(2.0)
+    has_bad = (kinds != 0).int()
+    rows = rows.masked_fill(bad, 0.0).clamp(-_LARGEST_VALUE, _LARGEST_VALUE)
+    zero = (rows.abs() < _SMALLEST_NORMAL) & ~bad
+    has_zero = zero.any(1, keepdim=True)
+    lowest, step = _rulers(rows, zero | bad, has_zero, num_codes=(1 << bits) - has_bad)
+    largest = (1 << bits) - 1
+    codes = torch.minimum(_codes(rows, lowest, step, has_zero, key=key), largest - has_bad)
+    codes = codes.masked_fill(zero, 0).masked_fill(bad, largest)
+    signed = torch.where(has_zero, -step, step)
+    heads = _upper_halves(torch.cat([lowest, signed], 1))
+    return heads, _in_planes(codes, bits).flatten(), kinds.flatten().to(torch.int8)
+
+
+def _codes(rows: Tensor, lowest: Tensor, step: Tensor, has_zero: Tensor, *, key: int) -> Tensor:
+    """Return the codes of values that have one, rounded at random."""
+    places = torch.arange(rows.numel(), device=rows.device).view(rows.shape)
+    fraction = (random_31(places, key=key) >> 7).float() * 2.0**-24
+    return ((rows - lowest) * (1.0 / step) + fraction).to(torch.int32) + has_zero.int()
+
+
+def _with_nonfinite(flat: Tensor, compressed: GroupCodes, kinds: Tensor) -> Tensor:
+    """Put back the values that are not finite."""
+    c = compressed
+    is_highest = _codes_in(c.codes, num_groups=len(kinds), bits=c.bits, group=c.group) == (1 << c.bits) - 1
+    values = (kinds.to(flat.dtype) * torch.inf).masked_fill(kinds == 2, torch.nan).unsqueeze(1)
+    is_bad = (is_highest & (kinds != 0).unsqueeze(1)).flatten()[: c.num_values]
+    return torch.where(is_bad, values.expand(is_highest.shape).flatten()[: c.num_values], flat)
+
+
 def expand_groups_torch(heads: Tensor, codes: Tensor, *, bits: int, group: int, num_values: int) -> Tensor:
     """Return the values as a flat fp32 tensor, as `expand_groups` does."""
     lowest, step = heads.float().unsqueeze(2).unbind(1)
-    rows = codes.view(heads.shape[0], group * bits // 8).to(torch.int32)
-    planes = [rows >> (plane * bits) & ((1 << bits) - 1) for plane in range(8 // bits)]
-    counts = torch.cat(planes, 1) - step.signbit().int()
+    counts = _codes_in(codes, num_groups=heads.shape[0], bits=bits, group=group) - step.signbit().int()
     values = counts.float() * step.abs() + lowest
     return values.masked_fill(counts < 0, 0.0).flatten()[:num_values]
+
+
+def _codes_in(codes: Tensor, *, num_groups: int, bits: int, group: int) -> Tensor:
+    """Unpack codes into one row for each group."""
+    rows = codes.view(num_groups, group * bits // 8).to(torch.int32)
+    return torch.cat([rows >> (plane * bits) & ((1 << bits) - 1) for plane in range(8 // bits)], 1)
 
 
 def _rows(flat: Tensor, group: int) -> Tensor:
@@ -189,7 +241,7 @@ def _rows(flat: Tensor, group: int) -> Tensor:
     return flat.float().view(-1, group)
 
 
-def _rulers(rows: Tensor, zero: Tensor, has_zero: Tensor, *, num_codes: int) -> tuple[Tensor, Tensor]:
+def _rulers(rows: Tensor, zero: Tensor, has_zero: Tensor, *, num_codes: int | Tensor) -> tuple[Tensor, Tensor]:
     """Return the lowest value of each group, rounded down to bf16, and its step, rounded up, or 0 and NaN."""
     finite = rows.isfinite().all(1, keepdim=True)
     lowest = rows.masked_fill(zero, torch.inf).amin(1, keepdim=True)

@@ -148,6 +148,12 @@ def _check_model(model: object) -> None:
             fix="apply it to each model with its optimizer; put models that share an optimizer into one module whose "
             "forward calls them.",
         )
+    if any(p.is_meta for p in model.parameters()):
+        raise RecipeError.explain(
+            "The weights of the model are on the meta device.",
+            why="they have no values that a recipe could copy or round.",
+            fix='move the model first: model.to_empty(device="cpu"), then initialize or load its weights.',
+        )
     narrow = {p.dtype for p in model.parameters() if p.is_floating_point()} - {torch.float32, torch.float64}
     if narrow:
         raise RecipeError.explain(

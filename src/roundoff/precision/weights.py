@@ -361,9 +361,12 @@ def _dense_grad(weight: Weight) -> Tensor:
 
 
 def _sums_are_finite(tensors: Sequence[Tensor]) -> bool:
-    sums = [tensor.detach().sum(dtype=torch.float32) for tensor in tensors if tensor.numel()]
-    # There may be no sums: a rank's part of sharded weights can be empty.
-    return not sums or bool(torch.isfinite(torch.stack(sums).sum()))
+    """Say whether all sums are finite; this waits once for each device."""
+    sums: defaultdict[torch.device, list[Tensor]] = defaultdict(list)
+    for tensor in tensors:
+        if tensor.numel():  # a rank's part of sharded weights can be empty
+            sums[tensor.device].append(tensor.detach().sum(dtype=torch.float32))
+    return all(bool(torch.isfinite(torch.stack(of_device).sum())) for of_device in sums.values())
 
 
 def agreed_overflow(overflow: str | None, device: torch.device) -> str | None:

@@ -444,7 +444,7 @@ class Recording(LoopFollower):
             found.extend(f"{complaint}." for complaint in self._filter.complaints())
         if unreadable := self._recorder.num_unreadable:
             tensors = plural(unreadable, "tensor")
-            found.append(f"{tensors} could not be read (fake, nested, or of a foreign subclass).")
+            found.append(f"{tensors} could not be read (meta, fake, nested, or of a foreign subclass).")
         if left_out := self._steps.left_out:
             tensors = "1 tensor is" if left_out.total() == 1 else f"{left_out.total()} tensors are"
             found.append(

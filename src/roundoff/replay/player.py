@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from roundoff.kernels.accelerator import restore_torch
 from roundoff.kernels.host_copies import Reading, read_now
 from roundoff.record.source_lines import Sources
 from roundoff.replay.arguments import EarlierStepTensor, ExternalTensor, NotReplayable, fill_in, tensors_of
-from roundoff.replay.generators import restore_torch
 from roundoff.replay.rank_consensus import CollectiveGate
 from roundoff.replay.snapshots import Snapshot
 from roundoff.replay.state import Training, TrainingState, same_bits
@@ -150,7 +150,7 @@ def _numbers_in(x: Tensor) -> Tensor | None:
     """Return the numbers of a tensor as a plain one; None if it has none that can be infinite, or is nested."""
     local = local_tensor(x)
     x = (x if local is None else local).detach()  # of a sharded one, this rank's part
-    if x.is_nested or x.is_quantized or not (x.is_floating_point() or x.is_complex()):
+    if x.is_meta or x.is_nested or x.is_quantized or not (x.is_floating_point() or x.is_complex()):
         return None
     if x.layout is torch.strided:
         return x

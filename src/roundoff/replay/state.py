@@ -85,7 +85,7 @@ class Training:
         if other_threads_run_users_code():
             return False
         with hidden_from_modes(), torch.no_grad():
-            return all(bool(torch.isfinite(p).all()) for p in parameters)
+            return all(not p.is_meta and bool(torch.isfinite(p).all()) for p in parameters)
 
     def refresh(self) -> None:
         """Look up again which tensors are state: layers may have been replaced, optimizer state created."""

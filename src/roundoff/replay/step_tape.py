@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from roundoff.kernels.accelerator import accelerator_type, is_autocast_on
 from roundoff.replay.arguments import ExternalTensor, Live, resolve
 
 
@@ -23,9 +24,9 @@ class Ambient:
     @classmethod
     def now(cls) -> Ambient:
         """Read both from torch."""
-        if not torch.is_autocast_enabled("cpu") and not _accelerator_autocasts():
+        if not is_autocast_on():
             return _PLAIN if torch.is_grad_enabled() else _PLAIN_WITHOUT_GRADIENTS
-        kinds = ["cpu", *([str(_accelerator())] if _accelerator() else [])]
+        kinds = ["cpu", *([kind] if (kind := accelerator_type()) else [])]
         casts = tuple((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds)
         return cls(torch.is_grad_enabled(), casts)
 
@@ -189,12 +190,3 @@ def number_results(entries: list[TapeEntry]) -> list[tuple[TapeEntry, range]]:
         found.append((entry, range(count, count + num_results)))
         count += num_results
     return found
-
-
-def _accelerator() -> str | None:
-    return str(torch.accelerator.current_accelerator()) if torch.accelerator.is_available() else None
-
-
-def _accelerator_autocasts() -> bool:
-    kind = _accelerator()
-    return kind is not None and torch.is_autocast_enabled(kind)

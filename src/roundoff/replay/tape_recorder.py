@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from roundoff.kernels.accelerator import torch_generators
 from roundoff.record.caller_frame import call_from, frame_that_called
 from roundoff.record.loop.follower import is_in_training
 from roundoff.record.source_lines import is_users_file
 from roundoff.replay.arguments import ArgumentNotes, Live, NotReplayable, Result, adopt_state, references, tensors_of
-from roundoff.replay.generators import torch_generators
 from roundoff.replay.step_tape import (
     Ambient,
     BackwardEntry,

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from roundoff.errors import SensitivityError
 from roundoff.formats import Format, format_named
+from roundoff.kernels.accelerator import keeping_torch_generators
 from roundoff.precision import apply_recipe
 from roundoff.record.loop.observer import observing_loop
 from roundoff.sensitivity.effects import Sensitivity
@@ -39,7 +40,7 @@ def effect_alone(
 
 def loss_with(model: nn.Module, run_step: Callable[[nn.Module], Tensor], overrides: Mapping[str, str]) -> float:
     """Return the loss of one batch with overrides of the recipe fp32, on a copy of the model."""
-    with torch.random.fork_rng(devices=[]):
+    with keeping_torch_generators():
         narrow = copy.deepcopy(model)
         apply_recipe(narrow, torch.optim.SGD(narrow.parameters(), lr=0.0), "fp32", overrides=overrides)
         return float(run_step(narrow).detach())

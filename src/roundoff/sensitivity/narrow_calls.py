@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from roundoff.formats import Format, round_to
+from roundoff.kernels.accelerator import keeping_torch_generators, restore_torch, torch_generators
 from roundoff.precision.compute.computation import map_floats
 from roundoff.precision.compute.torch_ops import Function
 from roundoff.record.loop.sites import LOOP
@@ -69,7 +70,7 @@ class NarrowCall:
         """By format and index of the result, that error times the gradient of the real step."""
         self._func = func
         self.writes = writes
-        self._random_state = torch.get_rng_state() if _draws_random_numbers(func, kwargs) else None
+        self._random_state = torch_generators() if _draws_random_numbers(func, kwargs) else None
         self._arguments = map_floats((args, kwargs), self._keep_operand)
         self._versions: list[int] = []
 
@@ -169,8 +170,8 @@ class NarrowCall:
         args, kwargs = map_floats(self._arguments, lambda _: next(left))
         with contextlib.ExitStack() as stack:
             if self._random_state is not None:
-                stack.enter_context(torch.random.fork_rng(devices=[]))
-                torch.set_rng_state(self._random_state)
+                stack.enter_context(keeping_torch_generators())
+                restore_torch(self._random_state)
             result = self._func(*args, **kwargs)
         return given[:1] if self.writes else floats_in(result)
 

@@ -246,4 +246,4 @@ def weighted_loss(roots: Sequence[Tensor], seeds: Sequence[Tensor]) -> Tensor:
     """Return the loss in fp64: the sum of the roots, weighted by the gradients that backward starts with."""
     pairs = zip(roots, seeds, strict=True)
     losses = [(where_fp64_is(root.detach()).double() * where_fp64_is(seed).double()).sum() for root, seed in pairs]
-    return torch.stack(losses).sum()
+    return torch.stack([loss.to(losses[0].device) for loss in losses]).sum()

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from roundoff import torch_private
 from roundoff.formats import Format
+from roundoff.kernels.accelerator import is_autocast_on
 from roundoff.precision import Recipe
 from roundoff.precision.optimizer import RecipeOptimizer
 from roundoff.record.loop.calls import LoopCall, LoopCallKind
@@ -355,7 +356,7 @@ class StepMeasurement(LoopFollower):
             or torch_private.in_function_transform()
         ):
             return None
-        if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        if is_autocast_on():
             self.narrow_signs.note_autocast()
             return None  # autocast chooses the formats itself
         # What runs in backward is a recomputation. Only one inside an autograd function in Python has its own backward;

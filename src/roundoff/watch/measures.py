@@ -12,28 +12,21 @@ from torch import Tensor
 
 from roundoff.kernels import row as columns
 from roundoff.kernels.compiled import widest_float
-from roundoff.kernels.host_copies import Reading, stage
+from roundoff.kernels.host_copies import Reading
 from roundoff.kernels.summaries import summarize
 from roundoff.record.loop.sites import Sites
 from roundoff.runs import Interned, ParameterColumns
 from roundoff.torch_private import foreach_norm
+from roundoff.watch.device_measures import DeviceMeasures, MeasuredParameter, dense, group_for_device
 
 _NO_NUMBER = float("nan")
-_PIECE_BYTES = 96 * 2**20
-"""So much of a parameter is measured at a time on an accelerator: that takes twice as much of its memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ParameterBeforeUpdate:
-    """One parameter before its update."""
+class ParameterBeforeUpdate(MeasuredParameter):
+    """One parameter of the CPU before its update."""
 
-    parameter: Tensor
     before: Tensor
-    """A copy; that of an accelerator's is on the host."""
-    gradient: Tensor | None
-    """Of a sparse one, the values it has."""
-    rows: Tensor | None = None
-    """Where in the parameter these are, if the gradient is sparse."""
 
 
 def gradient_norm(parameters: Sequence[Tensor]) -> Reading[tuple[float, int | None]]:
@@ -45,7 +38,7 @@ def gradient_norm(parameters: Sequence[Tensor]) -> Reading[tuple[float, int | No
     if not having:
         return _NO_NUMBER, None
     with torch.no_grad():
-        gradients = [_dense(grad) for _, grad in having if grad is not None]
+        gradients = [dense(grad) for _, grad in having if grad is not None]
         norms = foreach_norm(gradients, 2, dtype=min(map(_widest, gradients), key=lambda dtype: dtype.itemsize))
         together = torch.stack([norm.to(having[0][1].device) for norm in norms])  # type: ignore[union-attr]
     values = (yield [together])[0].tolist()
@@ -60,38 +53,33 @@ class ParameterMeasures:
 
     def __init__(self, sites: Sites) -> None:
         self._sites = sites
-        self._seen: list[ParameterBeforeUpdate] = []
+        self._seen: list[MeasuredParameter] = []
+        self._on_devices: list[DeviceMeasures] = []
         self.has_begun = False
         """Whether a step is being measured."""
 
     def begin(self, parameters: Sequence[Tensor]) -> None:
         """Keep weights as they are before the update, and the gradients it will use."""
         with torch.no_grad():
-            self._seen = [
-                ParameterBeforeUpdate(
-                    parameter=p,
-                    before=stage(p.detach()),
-                    gradient=None if p.grad is None else _dense(p.grad),
-                    rows=_rows(p.grad),
-                )
-                for p in parameters
-                if _is_readable(p)
-            ]
+            self._seen = [_before_update(p) for p in parameters if _is_readable(p)]
+            there = [(place, one) for place, one in enumerate(self._seen) if not one.parameter.is_cpu]
+            self._on_devices = group_for_device(there)
         self.has_begun = bool(self._seen)
 
     def end(self, step: int) -> Reading[tuple[ParameterColumns | None, float | None]]:
         """Return the table of the step and the norm of the whole update."""
-        seen, self._seen, self.has_begun = self._seen, [], False
+        seen, groups = self._seen, self._on_devices
+        self.drop()
         if not seen:
             return None, None
+        numbers = np.empty((len(seen), 8))
         with torch.no_grad():
-            rows = [_row(one) if one.parameter.is_cpu else _sums_on_device(one) for one in seen]
-        fetched = iter((yield [row for row in rows if isinstance(row, Tensor)]))
-        values = [
-            _row_of_sums(one, next(fetched)) if isinstance(row, Tensor) else row
-            for one, row in zip(seen, rows, strict=True)
-        ]
-        numbers = np.array(values, dtype=np.float64)
+            sums = [group.sums() for group in groups]
+            for place, one in enumerate(seen):
+                if isinstance(one, ParameterBeforeUpdate):
+                    numbers[place] = _row(one)
+        for group, found in zip(groups, (yield sums), strict=True):
+            numbers[group.places] = list(group.rows(found))
         names = [self._sites.of_parameter(one.parameter) for one in seen]
         columns = ParameterColumns(
             step=np.full(len(seen), step, dtype=np.int32),
@@ -111,11 +99,18 @@ class ParameterMeasures:
 
     def drop(self) -> None:
         """Forget a step that did not happen."""
-        self._seen, self.has_begun = [], False
+        self._seen, self._on_devices, self.has_begun = [], [], False
+
+
+def _before_update(p: Tensor) -> MeasuredParameter:
+    gradient, rows = None if p.grad is None else dense(p.grad), _rows(p.grad)
+    if not p.is_cpu:
+        return MeasuredParameter(parameter=p, gradient=gradient, rows=rows)
+    return ParameterBeforeUpdate(parameter=p, gradient=gradient, rows=rows, before=p.detach().clone())
 
 
 def _row(seen: ParameterBeforeUpdate) -> list[float]:
-    after = _dense(seen.parameter)
+    after = dense(seen.parameter)
     weight = summarize(after)
     change = after - seen.before
     row = [_l2(weight), _absmax(weight)]
@@ -135,55 +130,6 @@ def _row(seen: ParameterBeforeUpdate) -> list[float]:
         moved / with_gradient if with_gradient else _NO_NUMBER,
         float(torch.linalg.vector_norm(change, dtype=torch.float64)),
     ]
-
-
-def _sums_on_device(seen: ParameterBeforeUpdate) -> Tensor:
-    """Compute what `_row_of_sums` needs on an accelerator, without waiting: in pieces, which take little memory."""
-    after, gradient = _dense(seen.parameter), seen.gradient
-    parts = [after, seen.before, *([] if gradient is None else [gradient])]
-    if after.nbytes <= _PIECE_BYTES or seen.rows is not None or not all(x.is_contiguous() for x in parts):
-        return _sums_of_piece(after, seen.before, gradient, rows=seen.rows)
-    pieces = zip(*(x.view(-1).split(_PIECE_BYTES // after.element_size()) for x in parts), strict=True)
-    sums = torch.stack([_sums_of_piece(*piece) for piece in pieces])
-    norms, largest = torch.linalg.vector_norm(sums, dim=0), sums.amax(0)
-    return torch.stack([norms[0], largest[1], norms[2], largest[3], *sums[:, 4:7].sum(0), norms[7]])
-
-
-def _sums_of_piece(
-    after: Tensor, before: Tensor, gradient: Tensor | None = None, *, rows: Tensor | None = None
-) -> Tensor:
-    """Return norms and counts of a part of a parameter; at no moment this takes more than twice its memory."""
-    wide = _widest(after)
-    numbers, is_nonzero = [*_norms_on_device(after)], None
-    if gradient is not None:
-        is_nonzero = gradient != 0
-        is_tiny = gradient.abs() < torch.finfo(gradient.dtype).smallest_normal
-        num_tiny = is_tiny.logical_and_(is_nonzero).sum()
-        del is_tiny
-        numbers += [*_norms_on_device(gradient), is_nonzero.sum(), num_tiny]
-    change = before.to(after.device, non_blocking=True).sub_(after)
-    moved = torch.linalg.vector_norm(change, dtype=wide)
-    if is_nonzero is None:
-        numbers += [torch.full_like(moved, math.nan)] * 5
-    else:
-        touched = change if rows is None else change[tuple(rows)]
-        numbers.append((touched != 0).logical_and_(is_nonzero).sum())
-    return torch.stack([x.to(wide) for x in (*numbers, moved)])
-
-
-def _row_of_sums(seen: ParameterBeforeUpdate, sums: Tensor) -> list[float]:
-    """Return the row of a parameter that was measured on an accelerator."""
-    *norms, num_nonzero, num_tiny, num_changed, moved = sums.tolist()
-    count = 1 if seen.gradient is None else max(seen.gradient.numel(), 1)
-    share = num_changed / num_nonzero if num_nonzero else _NO_NUMBER
-    return [*norms, (count - num_nonzero) / count, num_tiny / count, share, moved]
-
-
-def _norms_on_device(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the norm and the largest magnitude of the finite elements."""
-    x = torch.nan_to_num(x, 0.0, 0.0, 0.0)
-    wide = _widest(x)
-    return torch.linalg.vector_norm(x, dtype=wide), torch.linalg.vector_norm(x, math.inf, dtype=wide)
 
 
 def _widest(x: Tensor) -> torch.dtype:
@@ -215,8 +161,3 @@ def _is_readable(x: Tensor | None) -> bool:
 def _rows(gradient: Tensor | None) -> Tensor | None:
     is_sparse = gradient is not None and gradient.layout is torch.sparse_coo
     return gradient.detach().coalesce().indices() if is_sparse else None  # type: ignore[union-attr]
-
-
-def _dense(x: Tensor) -> Tensor:
-    x = x.detach()
-    return x.coalesce().values() if x.layout is torch.sparse_coo else x

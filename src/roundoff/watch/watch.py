@@ -408,8 +408,8 @@ class Watch(LoopFollower):
         self._in_replays(self._tape.begin)
         if is_first:
             self._begin_training()
-        if self.is_fully_watched and module is not None and any(map(nn.parameter.is_lazy, module.parameters())):
-            self._tape.step.why_not_replayable = "modules make their weights in it"
+        if self.is_fully_watched and module is not None and (why := _why_not_replayable(module)) is not None:
+            self._tape.step.why_not_replayable = why
         if is_inside_transform:
             self._snapshots.forget()
         else:
@@ -1204,6 +1204,15 @@ def _eagerly() -> Iterator[None]:
             yield
     else:
         yield
+
+
+def _why_not_replayable(module: nn.Module) -> str | None:
+    for parameter in module.parameters():
+        if nn.parameter.is_lazy(parameter):
+            return "modules make their weights in it"
+        if parameter.is_meta:
+            return "its weights are on the meta device, without values"
+    return None
 
 
 def _function_of(kind: LoopCallKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -687,7 +687,7 @@ def test_tensors_that_cannot_be_read_are_counted_and_reported(tmp_path, capsys):
 
     with recording(to=tmp_path / "run"):
         training()
-    assert "1 tensor could not be read (fake, nested, or of a foreign subclass)" in capsys.readouterr().err
+    assert "1 tensor could not be read (meta, fake, nested, or of a foreign subclass)" in capsys.readouterr().err
 
 
 def test_a_huge_number_of_ops_is_recorded(record):

@@ -24,6 +24,7 @@ from roundoff.checkpoints.pair.pairing import TensorPair, pair_checkpoints
 from roundoff.compare.runs.divergence import Divergence
 from roundoff.compare.runs.run_comparison import RunComparison, compare_runs
 from roundoff.errors import CheckpointError, CompareError, first_line
+from roundoff.kernels.accelerator import keeping_torch_generators
 from roundoff.record.event_selection import RecordingSettings
 from roundoff.record.recording_block import start_recording
 from roundoff.runs import Run
@@ -361,6 +362,12 @@ def _lay_out(value: Tensor, target: Tensor, axes: Axes | None) -> Tensor:
 
 def copy_model(model: nn.Module, *, name: str) -> nn.Module:
     """Return a copy of a model that can be changed; a `CompareError` if it cannot be copied."""
+    if any(x.is_meta for x in (*model.parameters(), *model.buffers())):
+        raise CompareError.explain(
+            f"The weights of the {name} are on the meta device.",
+            why="they have no values to compare.",
+            fix='move the model first: model.to_empty(device="cpu"), then load its weights.',
+        )
     try:
         return copy.deepcopy(model)
     except Exception as error:  # a module may refuse to be copied with any exception
@@ -375,10 +382,7 @@ def copy_model(model: nn.Module, *, name: str) -> nn.Module:
 def keeping_random_state() -> Iterator[None]:
     """Restore the state of every random number generator when the block ends."""
     python, numbers = random.getstate(), np.random.get_state()
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    devices = range(torch.accelerator.device_count()) if accelerator is not None else ()
-    # Without an accelerator there are no devices, but fork_rng needs the name of a known device type all the same.
-    with torch.random.fork_rng(devices, device_type=accelerator.type if accelerator is not None else "cuda"):
+    with keeping_torch_generators():
         try:
             yield
         finally:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from roundoff.errors import RecipeError
+from roundoff.kernels.accelerator import keeping_torch_generators
 from roundoff.kernels.group_codes import CODE_BITS
 from roundoff.kernels.random_numbers import draw_key
 from roundoff.precision.activations.activation_settings import UNCOMPRESSED, ActivationSettings, bits_by_site
@@ -121,7 +122,7 @@ class _Probe:
         try:
             for p in parameters:
                 p.grad = None
-            with torch.random.fork_rng(), compressed:
+            with keeping_torch_generators(), compressed:
                 self._run_step()
             return compressed.report(), [p.grad for p in parameters if p.grad is not None]
         finally:

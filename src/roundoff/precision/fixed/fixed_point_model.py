@@ -240,7 +240,7 @@ def take_largest(scales: Sequence[Tensor]) -> None:
     if not scales or not is_distributed() or dist.get_world_size() == 1:
         return
     with torch.no_grad():
-        flat = torch.cat([scale.reshape(-1).float() for scale in scales])
+        flat = torch.cat([scale.reshape(-1).to(scales[0].device, torch.float32) for scale in scales])
         dist.all_reduce(flat, op=dist.ReduceOp.MAX)
         parts = flat.split([scale.numel() for scale in scales])
         for scale, part in zip(scales, parts, strict=True):

@@ -99,7 +99,7 @@ class BackwardCall:
     is_part_of_forward: bool
     """Whether its gradients will be differentiated themselves, as those of a gradient penalty are."""
     loss: Tensor | None = None
-    """The number it starts from, without its loss scale; None if it starts from something else."""
+    """The number it starts from, without its loss scale; None if it starts from something else, or on meta."""
     scale: Tensor | None = None
     """The loss scale; None if the loss was not scaled."""
     is_scaled: bool = False
@@ -348,7 +348,7 @@ class LoopFollower:
                 arguments=arguments,
                 is_nested=is_nested,
                 is_part_of_forward=is_part_of_forward,
-                loss=loss,
+                loss=None if loss is None or loss.is_meta else loss,
                 scale=scale,
                 is_scaled=is_scaled,
             )

@@ -81,7 +81,7 @@ class FactCollector:
         """Look at the arguments of a loss function."""
         if args:
             self._criterion_input = criterion_input_facts(args[0])
-        if len(args) > 1 and isinstance(args[1], Tensor) and not args[1].requires_grad:
+        if len(args) > 1 and isinstance(args[1], Tensor) and not (args[1].requires_grad or args[1].is_meta):
             self._targets = [*self._targets, args[1]][-_MAX_TARGETS:]
 
     def gradients_ready(self, step: int, optimizer: Optimizer | None = None) -> None:

@@ -77,9 +77,10 @@ def external_tensors(tape: StepTape, sites: Sites) -> Iterator[tuple[str, Tensor
     met: set[int] = set()
     for entry in flatten_entries(tape.entries):
         for place, external in _external_of(entry, sites):
-            if id(external) not in met and not external.copy.is_nested:  # which has no shape to describe
+            x = external.copy
+            if id(external) not in met and not (x.is_nested or x.is_meta):  # which have no shape or values to describe
                 met.add(id(external))
-                yield place, local_part(external.copy), is_loss(entry)
+                yield place, local_part(x), is_loss(entry)
 
 
 def is_loss(entry: TapeEntry) -> bool:
@@ -188,7 +189,7 @@ def criterion_input_facts(x: Any) -> dict[str, Any]:
 
     On an accelerator that stays a tensor, so that nothing waits for it.
     """
-    if not isinstance(x, Tensor) or x.dim() < 2 or not x.is_floating_point():
+    if not isinstance(x, Tensor) or x.is_meta or x.dim() < 2 or not x.is_floating_point():
         return {}
     with torch.no_grad():
         sums = x.detach().to(widest_float(x.device)).sum(1)
@@ -231,7 +232,7 @@ class BatchSamples:
 
 def _first_samples(x: Tensor) -> Tensor | None:
     """Return as many of the first samples as fit; None if not even one does."""
-    if not x.dim() or not x.numel() or x.layout is not torch.strided or file_dtype(x) is None:
+    if not x.dim() or not x.numel() or x.is_meta or x.layout is not torch.strided or file_dtype(x) is None:
         return None
     sample_bytes = x[0].numel() * x.element_size()
     num = min(_MAX_SAMPLES, len(x), _MAX_BYTES // max(1, sample_bytes))
