@@ -17,14 +17,17 @@ from torch import Tensor
 from roundoff.kernels.compiled import widest_float
 from roundoff.record.source_lines import Sources
 from roundoff.replay.arguments import external_tensors_in
+from roundoff.replay.loss_terms import LossTermWatcher
 from roundoff.replay.player import replay_sources
 from roundoff.replay.replayed_step import ReplayedStep
+from roundoff.replay.state import parameters_of
 from roundoff.replay.step_tape import ModelEntry, StepTape, flatten_entries
 from roundoff.replay.tape_recorder import is_loss_name
-from roundoff.runs import CriterionCall
+from roundoff.runs import CriterionCall, LossTermsProbe
 from roundoff.torch_private import FunctionMode, hidden_from_modes
 
 _MAX_CALLS = 32
+_MAX_LOSSES = 4
 _MAX_ELEMENTS = 2**24
 """Larger arguments are described by their shapes only."""
 _PAIRS = {
@@ -44,15 +47,21 @@ _KEEPS_VALUES = frozenset({
 """Nodes of the graph, as autograd names them, that move numbers and do not change them."""
 
 
-def criterion_calls(step: ReplayedStep) -> list[CriterionCall]:
-    """Play the forward of a step, and describe the calls of loss functions in it."""
+def criterion_calls(step: ReplayedStep) -> list[CriterionCall | LossTermsProbe]:
+    """Play the forward of a step; describe the calls of loss functions in it, and what the losses are the sum of."""
     sources = replay_sources()
-    watcher = CriterionWatcher(step.tape, sources)
-    with step.in_state(), watcher:
-        step.play(forward_only=True, sources=sources)
-    if watcher.failure is not None:
-        raise watcher.failure
-    return watcher.found
+    watcher, terms = CriterionWatcher(step.tape, sources), LossTermWatcher(step=step.tape.step, sources=sources)
+    with step.in_state():
+        with watcher, terms:
+            player = step.play(forward_only=True, sources=sources)
+        held = {id(p) for optimizer in step.training.optimizers for p in parameters_of(optimizer)}
+        held |= {id(p) for optimizer in step.training.recipes() for p, _ in optimizer.stand_ins}
+        roots = [root for root in player.roots if type(root) is Tensor and root.numel() == 1][:_MAX_LOSSES]
+        sums = [terms.terms_of(root, held=held) for root in roots]
+    for failure in (watcher.failure, terms.failure):
+        if failure is not None:
+            raise failure
+    return [*watcher.found, *sums]
 
 
 class CriterionWatcher(FunctionMode):

@@ -55,6 +55,12 @@ _ATTRIBUTES = frozenset({"grad", "T", "mT", "H", "mH", "data", "real", "imag"})
 """Names of attributes that are tensors."""
 _READING_SCALARS = frozenset({"item", "__float__", "isnan", "isfinite", "isinf"})
 _LOSSES = frozenset({"cross_entropy", "binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div"})
+_HAVE_A_DOMAIN = frozenset({
+    "div", "div_", "divide", "true_divide", "__truediv__", "__rtruediv__", "__itruediv__", "reciprocal", "log", "log_",
+    "log2", "log10", "log1p", "sqrt", "sqrt_", "rsqrt", "pow", "__pow__", "__rpow__", "std", "var", "std_mean", "mean",
+    "acos", "asin", "acosh", "atanh", "logit", "exp", "softmax", "log_softmax",
+})  # fmt: skip
+"""Functions that may give NaN or infinity for finite arguments."""
 _ALIASING = frozenset({"__get__", "detach", "view", "reshape", "flatten", "t", "transpose", "__getitem__"})
 """Functions whose result shares memory with their argument: writing into it may write into a model."""
 _DISPATCH_SECONDS = 2e-6
@@ -109,6 +115,8 @@ class TapeRecorder(FunctionMode):
         """Called with the arguments and the result of every loss function that the loop calls."""
         self.on_scalar: Callable[[Any], None] | None = None
         """Called with every tensor that the loop reads as a number or checks for being finite."""
+        self.on_loop_value: Callable[[str, tuple[Any, ...], Any], None] | None = None
+        """Called with functions outside of any graph that may give NaN: their names, arguments and results."""
         self._is_state = is_state
         self._notes = ArgumentNotes(is_state)
         self._open: list[list[TapeEntry]] = [self.step.entries]
@@ -244,7 +252,7 @@ class TapeRecorder(FunctionMode):
         note, generators = self._notes.note, self._generators()
         live = self._notes.note_live(module)
         call = ModelEntry(live, note(args), note(kwargs), Ambient.now(), generators, is_in_training(module))
-        call.line = self._line()
+        call.line = self.line()
         if _is_called_functionally():
             own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
             call.replaced = note({name: x for name, x in own.items() if not self._is_state(x)})
@@ -268,17 +276,17 @@ class TapeRecorder(FunctionMode):
     def backward(self, roots: Any, args: Any, kwargs: Any, *, loss: Tensor | None) -> None:
         """Record that the autograd engine was started."""
         note = self._notes.note
-        self._append(BackwardEntry(note(tuple(roots)), note(args), kwargs, self._line(), loss))
+        self._append(BackwardEntry(note(tuple(roots)), note(args), kwargs, self.line(), loss))
 
     def loop_call(self, function: Callable[..., Any], args: Any, kwargs: Any) -> None:
         """Record a call of the loop that a replay makes again unchanged."""
         called = Live(function) if isinstance(function, MethodType) else function
-        self._append(LoopEntry(called, self._notes.note(args), self._notes.note(kwargs), self._line()))
+        self._append(LoopEntry(called, self._notes.note(args), self._notes.note(kwargs), self.line()))
 
     def step_enter(self, optimizer: Optimizer) -> StepEntry:
         """Record that an optimizer steps."""
         live = self._notes.note_live(optimizer)
-        call = StepEntry(live, [_settings(group) for group in optimizer.param_groups], self._line())
+        call = StepEntry(live, [_settings(group) for group in optimizer.param_groups], self.line())
         self._append(call)
         return call
 
@@ -367,6 +375,8 @@ class TapeRecorder(FunctionMode):
         if kind.may_write and args and self._was_begun and not self.is_paused and self._is_part_of_state(args[0]):
             noted = self._before(func, args, kwargs)
         result = self._call(func, args, kwargs)
+        if kind.has_domain and not self.is_paused:
+            self._look(self.on_loop_value, func.__name__, args, result)
         if noted is not None:
             self._after(noted, args, result)
             if kind.is_aliasing and isinstance(result, Tensor):
@@ -415,7 +425,7 @@ class TapeRecorder(FunctionMode):
         try:
             with hidden_from_modes():
                 note = self._notes.note
-                return FunctionEntry(func, note(args), note(kwargs or {}), Ambient.now(), self._line())
+                return FunctionEntry(func, note(args), note(kwargs or {}), Ambient.now(), self.line())
         except Exception as error:
             self._on_error(error)
             return None
@@ -436,7 +446,7 @@ class TapeRecorder(FunctionMode):
         frame = self._users_frame()
         return frame is not None and frame.f_code.co_name != "<module>"
 
-    def _line(self) -> tuple[str, int] | None:
+    def line(self) -> tuple[str, int] | None:
         """Return the innermost line of the running stack that belongs to the user."""
         frame = self._users_frame()
         return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
@@ -469,7 +479,7 @@ def _is_called_functionally() -> bool:
 class _FunctionKind:
     """What a torch function may do to a step; worked out once for each, since steps call many."""
 
-    __slots__ = ("computes", "is_aliasing", "is_loss", "may_write", "reads_scalar")
+    __slots__ = ("computes", "has_domain", "is_aliasing", "is_loss", "may_write", "reads_scalar")
 
     def __init__(self, func: Any) -> None:
         name = getattr(func, "__name__", "")
@@ -477,6 +487,7 @@ class _FunctionKind:
         self.reads_scalar = name in _READING_SCALARS
         self.is_loss = is_loss_name(name)
         self.is_aliasing = name in _ALIASING
+        self.has_domain = name in _HAVE_A_DOMAIN
         self.may_write = self.is_aliasing or name[-1:] == "_"
 
 

@@ -67,6 +67,7 @@ from roundoff.watch.budget import REPLAYS, TAPING, TimeBudget
 from roundoff.watch.detector import AnomalyDetector, exception_detail, has_raised_since, raising_module
 from roundoff.watch.facts.collector import FactCollector
 from roundoff.watch.facts.data_loaders import LoaderNumbers, dataset_content
+from roundoff.watch.facts.loop_values import LoopValues
 from roundoff.watch.facts.step_batch import is_loss
 from roundoff.watch.facts.uncleared_gradients import UnclearedGradients
 from roundoff.watch.journal import StepJournal
@@ -209,6 +210,8 @@ class Watch(LoopFollower):
         self._num_early_forwards = 0
         self._tape.on_loss = self._see_loss_function
         self._tape.on_scalar = self._detector.see_scalar
+        self._tape.on_loop_value = self._see_loop_value
+        self._loop_values = LoopValues(writer)
         self._investigator = Investigator(
             writer,
             training=self._training,
@@ -403,6 +406,8 @@ class Watch(LoopFollower):
             self._move_to_own_folder()
         is_inside_transform = in_function_transform()  # then the models hold tensors that stand for others
         is_new = module is not None and not is_inside_transform and self._in_models(self._training.add_model, module)
+        if is_new:
+            self.leaves = None  # its loss may reach other ones
         if is_first:
             self._in_models(self._training.find_optimizers)
         self._in_replays(self._tape.begin)
@@ -485,6 +490,7 @@ class Watch(LoopFollower):
         snapshots, clock = self._snapshots, self.clock
         is_new = self._training.add_model(module)
         if is_new:
+            self.leaves = None
             if snapshots.latest is not None and snapshots.latest.step == clock.step:
                 snapshots.latest.state.join(self._training, self._training.tensors())
             else:
@@ -877,6 +883,8 @@ class Watch(LoopFollower):
                 self._awaits_buffers = False
                 self._in_facts(self._facts.buffers_ready, self.clock.step, fully=self.is_fully_watched)
             return
+        if not call.module.training:
+            self._in_facts(self._facts.evaluated, call.module, self.clock.step)
         if self._tape.is_paused:
             is_evaluation = not torch.is_grad_enabled() and call.is_by_loop and not call.module.training
             self._choose_followed(is_evaluation=is_evaluation)
@@ -1131,6 +1139,10 @@ class Watch(LoopFollower):
             self._in_checks(self._detector.see_eval_loss, result)
         elif self.is_fully_watched:
             self._in_facts(self._facts.see_criterion, args)
+
+    def _see_loop_value(self, function: str, args: tuple[Any, ...], result: Any) -> None:
+        step = self.clock.step + self.clock.is_over  # what comes between two steps is for the next
+        self._in_facts(self._loop_values.see, function, args, result, step=step, line=self._tape.line)
 
     def _tape_failed(self, error: Exception) -> None:
         text = str(error) if isinstance(error, NotReplayable) else f"{type(error).__name__}: {error}"

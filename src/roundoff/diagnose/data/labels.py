@@ -31,6 +31,11 @@ _OVERFITTED = 0.9
 _TIMES_LESS = 3.0
 """The training must have learned this many times less than on one batch, in many more steps."""
 _TIMES_LONGER = 3
+_NUM_FIRST = 10
+_STAYED, _NEAR_BY_HAND = 0.9, 1.1
+"""A loss by an unknown criterion has stayed if it ends above this part of the first ones, and is at chance if it is at
+most this many times as high."""
+_MIN_PER_CLASS = 10
 _SQUARES = ("mse_loss", "MSELoss")
 
 
@@ -96,27 +101,79 @@ def independent_labels(run: Run) -> Finding | None:
     checks="a loss that stays at what guessing costs",
     needs=[
         needs.losses(_MIN_TRAINED_STEPS),
-        needs.some(lambda run: _chance(run) is not None, "the chance level of this loss is unknown"),
+        needs.some(lambda run: _chance(run) is not None or _by_hand(run), "the chance level of this loss is unknown"),
     ],
 )
 def guessing(run: Run) -> Finding | None:
-    """Find a loss that ends within a few percent of what knowing only the frequencies of the targets gives."""
-    chance, losses = _chance(run), _finite_losses(run)
-    if chance is None or len(losses) < _MIN_TRAINED_STEPS or not _is_at_chance(losses, chance):
+    """Find a loss that ends within a few percent of what knowing only the frequencies of the targets gives.
+
+    A criterion that is written by hand is not known: then the loss must have stayed near where it began, at the entropy
+    or the variance of something that the step read and no model was given.
+    """
+    losses = _finite_losses(run)
+    if len(losses) < _MIN_TRAINED_STEPS:
         return None
-    late = _late_loss(losses)
+    chance, late = _chance(run), _late_loss(losses)
+    if chance is not None:
+        if not _is_at_chance(losses, chance):
+            return None
+        what = f"knowing only how often each target occurs gives {format_short(chance)}"
+    else:
+        levels = _by_hand(run) if late > _STAYED * median(losses[:_NUM_FIRST]) else []
+        near = [(text, level) for text, level in levels if _NEAR_CHANCE * level < late < _NEAR_BY_HAND * level]
+        if not near:
+            return None
+        chance, what = near[0][1], f"{near[0][0]} is {format_short(near[0][1])}, which is what guessing costs"
     return note(
         rule="stays-at-guessing",
         confidence=0.6,
         step=0,
         phase="forward",
         title="the loss stays at what guessing costs",
-        why=f"after {len(losses)} steps it is {format_short(late)}; knowing only how often each target occurs gives "
-        f"{format_short(chance)}",
+        why=f"after {len(losses)} steps it is {format_short(late)}; {what}{_describe_overfit(run, chance)}",
         fix="try whether one batch can be memorized: if so, look at samples with their labels; if not, at the learning "
         "rate, and at what lies between the inputs and the loss",
         evidence=({"chance": chance, "loss": late},),
     )
+
+
+def _describe_overfit(run: Run, chance: float) -> str:
+    """Say what came of trying to memorize one batch; empty if that was not tried."""
+    for probe in run.probes(OverfitProbe):
+        tried = [loss for loss in probe.losses if loss is not None]
+        if len(tried) > 1:
+            can_learn = min(tried) < _OVERFITTED * min(chance, tried[0])
+            result = "one batch can be learned" if can_learn else "not even one batch is learned"
+            return (
+                f". Tried: {plural(len(tried), 'step')} on one batch bring its loss from {format_short(tried[0])} to "
+                f"{format_short(min(tried))}: {result}"
+            )
+    return ""
+
+
+def _by_hand(run: Run) -> list[tuple[str, float]]:
+    """Return what guessing may cost, where the criterion is unknown: by tensors that only the loop's functions read."""
+    batches = run.inputs(rank=0)
+    if any(batch.criterion is not None for batch in batches) or run.criteria(rank=0):
+        return []
+    sites = {module.site for look in run.structures(rank=0) for module in look.modules}
+    counts: dict[str, Counter[str]] = {}
+    spreads: dict[str, list[float]] = {}
+    for batch in batches:
+        for tensor in batch.tensors:
+            if site_of(tensor.place) in sites or not tensor.std:
+                continue
+            if tensor.counts:
+                counts.setdefault(tensor.place, Counter()).update(tensor.counts)
+            elif "float" in tensor.dtype:
+                spreads.setdefault(tensor.place, []).append(tensor.std**2)
+    found = [("the variance of the targets", mean(values)) for values in spreads.values()]
+    for count in counts.values():
+        if 1 < len(count) <= count.total() / _MIN_PER_CLASS:
+            shares = [num / count.total() for num in count.values()]
+            entropy = -sum(share * math.log(share) for share in shares)
+            found.append((f"the entropy of the counts of {len(count)} labels", entropy))
+    return found
 
 
 def _finite_losses(run: Run) -> list[float]:

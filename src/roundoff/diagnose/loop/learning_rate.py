@@ -43,10 +43,12 @@ def movements(run: Run, rank: int) -> list[Movement]:
     known, places = np.unique(steps, return_inverse=True)
     norms = {}
     for name in ("l2", "update_l2", "grad_l2"):
-        squares = np.nan_to_num(table.numbers(name), nan=0.0, posinf=np.inf, neginf=-np.inf) ** 2
-        norms[name] = np.sqrt(np.bincount(places, weights=squares))
+        values = table.numbers(name)
+        if name != "l2":
+            values = np.nan_to_num(values, nan=0.0, posinf=np.inf, neginf=-np.inf)  # without a gradient
+        norms[name] = np.sqrt(np.bincount(places, weights=values**2))
     rows = np.stack(list(norms.values()))
-    is_finite = np.isfinite(rows).all(axis=0)
+    is_finite = np.isfinite(rows).all(axis=0) & (norms["l2"] > 0)  # the norm of weights that are all NaN is 0
     finite = zip(known[is_finite].tolist(), *rows[:, is_finite].tolist(), strict=True)
     return [Movement(step=step, weights=l2, update=update, gradient=grad) for step, l2, update, grad in finite]
 
@@ -116,7 +118,7 @@ def _zero_finding(step: int, when: str, rank: int) -> Finding:
         name="lr-too-low",
         means="There are gradients, but the updates are so small that the loss stays where it is.",
         fix="Raise the learning rate; updates of about a thousandth of the weights are usual.",
-        follows_from=(FaultEffect.STOPS_LEARNING,),
+        follows_from=(FaultEffect.STOPS_LEARNING, "lr-too-high"),
     ),
     order=1210,
     checks="updates too small to matter",

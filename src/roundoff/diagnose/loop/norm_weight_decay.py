@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
 from roundoff.diagnose import needs
 from roundoff.diagnose.parameter_histories import ParameterHistory, parameter_histories
 from roundoff.diagnose.rule import Code, error, rule
+from roundoff.diagnose.step_flow import forward_ops
 from roundoff.diagnose.wording import format_short
-from roundoff.runs import Finding, Metrics, Run, Structure
+from roundoff.runs import Finding, Metrics, ParameterFacts, Run, Structure
 
+_NORMALIZE = frozenset({
+    "native_layer_norm", "native_group_norm", "native_batch_norm", "_native_batch_norm_legit", "_fused_rms_norm",
+    "rsqrt",
+})  # fmt: skip
 _LEFT = 0.8
 """Weights that keep at least this fraction of their size are fine."""
 _EXPLAINED = 0.6
@@ -33,7 +37,7 @@ _STRONG = 0.1
     needs=[
         needs.structure,
         needs.some(lambda run: any(map(_decay, run.structures())), "no optimizer uses weight decay"),
-        needs.some(lambda run: _normalization_weights(run.structures()), "the model has no normalization weights"),
+        needs.some(lambda run: _normalization_weights(run), "the model has no normalization weights"),
         needs.measured_parameters,
     ],
 )
@@ -43,17 +47,32 @@ def decaying_norms(run: Run) -> Finding | None:
     decay = max((_decay(structure) for structure in structures), default=0.0)
     if not decay:
         return None
-    norms = _normalization_weights(structures)
+    norms = _normalization_weights(run)
     metrics = [metric for metric in run.metrics() if metric.lr is not None and not metric.skipped]
     histories = parameter_histories(run, 0, names=norms) if norms else {}
     shrinking = [norm for norm in histories.values() if len(norm.steps) > 2 and _shrinks(norm, metrics, decay)]
     return _finding(shrinking, len(norms), metrics, decay) if shrinking else None
 
 
-def _normalization_weights(structures: Sequence[Structure]) -> list[str]:
-    """Return the parameters that start at 1 everywhere."""
-    facts = [fact for structure in structures[:1] for fact in structure.parameters]
-    return [fact.name for fact in facts if fact.mean == 1 and fact.std == 0 and fact.name]
+def _normalization_weights(run: Run) -> list[str]:
+    """Return the scales of normalization layers, and other parameters that start at 1 everywhere.
+
+    A layer is known by its kind or by the ops in it; one that was loaded has scales of any size, mostly above 0.
+    """
+    structures = run.structures()
+    sites = {module.site for look in structures for module in look.modules if "norm" in module.kind.lower()}
+    sites |= {op.first.site for op in forward_ops(run) if op.bare in _NORMALIZE and "<" not in op.first.site}
+    facts = {fact.name: fact for structure in structures for fact in reversed(structure.parameters)}
+    return [name for name, fact in facts.items() if name and (_starts_at_one(fact) or _is_scale(fact, sites))]
+
+
+def _starts_at_one(fact: ParameterFacts) -> bool:
+    return fact.mean == 1 and fact.std == 0
+
+
+def _is_scale(fact: ParameterFacts, sites: set[str]) -> bool:
+    is_flat = len(fact.shape) - fact.shape.count(1) <= 1
+    return fact.site in sites and is_flat and fact.mean is not None and fact.mean > (fact.std or 0.0)
 
 
 def _decay(structure: Structure) -> float:

@@ -9,7 +9,7 @@ from roundoff.diagnose.parameter_histories import first_histories
 from roundoff.diagnose.rule import Code, error, rule
 from roundoff.diagnose.step_flow import first_rank, forward_ops
 from roundoff.diagnose.wording import format_short
-from roundoff.runs import DirectionProbe, Finding, ParameterFacts, Run, SlopeOfParameter, object_of
+from roundoff.runs import DirectionProbe, Finding, ParameterFacts, Run, SlopeOfParameter, Structure, object_of
 from roundoff.runs.records.event import StepOp
 from roundoff.words import join_names, plural
 
@@ -111,6 +111,12 @@ def cut_graphs(run: Run) -> Finding | None:
     before it do.
     """
     looks = run.structures(rank=first_rank(run))
+    found = _find_first_cut(run, looks)
+    return found or next((cut for look in looks[1:] if (cut := _find_later_cut(looks[0], look)) is not None), None)
+
+
+def _find_first_cut(run: Run, looks: Sequence[Structure]) -> Finding | None:
+    """Look at the ops of step 0."""
     ops = forward_ops(run)
     if not looks or not ops:
         return None
@@ -132,6 +138,36 @@ def cut_graphs(run: Run) -> Finding | None:
     started = {op.first.site for op in ops if op.first.order <= cut.first.order}
     before = [p for p in without if p.site in started]
     return _cut_finding(cut, before, is_detach=is_detach) if before else None
+
+
+def _find_later_cut(first: Structure, look: Structure) -> Finding | None:
+    """Look at a model that joined later, of which no ops are recorded: part of it has no gradient after a step."""
+    known = {p.name for p in first.parameters}
+    new = [p for p in look.parameters if p.name is not None and p.name not in known and p.requires_grad]
+    new = [p for p in new if p.optimizers]
+    without = [p for p in new if not p.is_reached and not p.has_gradient]
+    if not without or not any(p.is_reached for p in new) or not _comes_first(without, new):
+        return None
+    names = [str(p.name) for p in without]
+    return error(
+        rule="graph-cut",
+        confidence=0.8,
+        step=look.step,
+        phase="forward",
+        site=without[-1].site,
+        parameter=names[0],
+        title=f"the graph is cut after {without[-1].site}",
+        why=f"in step {look.step} the loss reached {sum(p.is_reached for p in new)} of the {len(new)} parameters of a "
+        f"model that was trained for the first time; {join_names(names)}, which come before those, had no gradient",
+        fix="look for a detach, .data, no_grad, .item() or a conversion to numpy after this layer; if it is intended, "
+        "leave those parameters out of the optimizer",
+        evidence=({"without_gradient": list(names)},),
+    )
+
+
+def _comes_first(without: Sequence[ParameterFacts], new: Sequence[ParameterFacts]) -> bool:
+    """Say whether all of them were made before those that have a gradient: others are a branch that was not used."""
+    return [p.name for p in new[: len(without)]] == [p.name for p in without]
 
 
 def _last_of(sites: set[str], ops: Sequence[StepOp]) -> StepOp | None:

@@ -48,7 +48,7 @@ def doubled_softmax(run: Run) -> Finding | None:
     seen = [facts for facts in _given_to_cross_entropy(run) if facts.num_classes is not None and facts.num_classes > 1]
     sums_to_one = len(seen) >= 2 and all(facts.rows_sum_to_one for facts in seen)
     if pair is None and not sums_to_one:
-        return None
+        return _find_later_softmax(run)
     softmax = None if pair is None else pair[0].first
     return error(
         rule="double-softmax",
@@ -64,6 +64,25 @@ def doubled_softmax(run: Run) -> Finding | None:
         fix="pass the values before the softmax to the loss; use the softmax only for predictions",
         evidence=({"steps_with_rows_that_sum_to_one": len(seen) if sums_to_one else 0},),
     )
+
+
+def _find_later_softmax(run: Run) -> Finding | None:
+    """Find a cross entropy that a later model of the script, or code inside of a model, gives probabilities."""
+    for call in run.criteria(rank=first_rank(run)):
+        if call.function == "cross_entropy" and call.made_by == "softmax" and call.rows_sum_to_one:
+            return error(
+                rule="double-softmax",
+                confidence=0.95,
+                step=call.step,
+                phase="forward",
+                source=call.source,
+                title="softmax is applied twice",
+                why=f"in step {call.step} the cross entropy is given the result of a softmax, whose rows add up to 1; "
+                "it treats them as logits, so the loss cannot get close to 0 and its gradients are small",
+                fix="pass the values before the softmax to the loss; use the softmax only for predictions",
+                evidence=({"shape": list(call.input_shape), "value": call.value},),
+            )
+    return None
 
 
 def _given_to_cross_entropy(run: Run) -> list[BatchFacts]:

@@ -50,7 +50,8 @@ def uncovered_parameters(run: Run) -> list[Finding | None]:
     looks = run.structures()
     if not looks or not looks[-1].optimizers:
         return []
-    return [_find_left_out(looks[0], looks) or _find_replaced_later(looks), _find_frozen(run, looks[0])]
+    left_out = next((found for look in looks if (found := _find_left_out(look, looks)) is not None), None)
+    return [left_out or _find_replaced_later(looks), _find_frozen(run, looks[0])]
 
 
 def _find_left_out(look: Structure, looks: Sequence[Structure]) -> Finding | None:

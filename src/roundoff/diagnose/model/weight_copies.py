@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from roundoff.diagnose import needs
-from roundoff.diagnose.rule import Code, error, rule
+from roundoff.diagnose.rule import Code, FaultEffect, error, rule
 from roundoff.diagnose.step_flow import first_rank
 from roundoff.diagnose.wording import format_short
-from roundoff.runs import AveragesProbe, Finding, ParameterFacts, Run, Structure, object_of
-from roundoff.words import plural
+from roundoff.runs import AveragesProbe, AverageTwinProbe, Finding, ParameterFacts, Run, Structure, object_of
+from roundoff.words import join_names, plural
 
 _MAX_STILL = 2e-5
 """A copy that moves less than this, relative to the weight, is not an average: one with a decay of 0.9999 moves fifty
@@ -128,4 +128,47 @@ def _average_finding(probe: AveragesProbe, *, title: str, why: str, fix: str) ->
         why=why,
         fix=fix,
         evidence=(object_of(probe),),
+    )
+
+
+@rule(
+    Code(
+        name="average-incomplete",
+        means="A copy of the model that follows its weights (EMA) is evaluated, but some of its tensors are still as "
+        "they were: the running statistics of norms, or parameters that joined later.",
+        fix="Copy or average the buffers too, after each update, or recompute statistics before the copy is used: "
+        "`torch.optim.swa_utils.update_bn`.",
+        leads_to=(FaultEffect.BREAKS_EVALUATION,),
+        follows_from=("ema-broken", "running-stats-frozen", "running-stats-lost"),
+    ),
+    order=335,
+    checks="copies of the model that follow it only in part",
+    needs=[needs.probe(AverageTwinProbe, missing="no copy of a model was evaluated")],
+)
+def incomplete_averages(run: Run) -> Finding | None:
+    """Find a copy of the model of which some tensors follow the model and others stay at their start values.
+
+    A copy that does not move at all is a teacher or a target that is updated later.
+    """
+    probes = run.probes(AverageTwinProbe)
+    if not probes or not probes[-1].still or not probes[-1].num_followed:
+        return None
+    found = probes[-1]
+    names = found.buffers or found.still
+    what = "buffers" if found.buffers else "parameters"
+    return error(
+        rule="average-incomplete",
+        confidence=0.85,
+        step=found.step,
+        phase="eval",
+        parameter=names[0],
+        title=f"the averaged copy of the model keeps {plural(len(names), what[:-1])} at the start values",
+        why=f"a copy of the model ({found.kind}) was evaluated in step {found.step}; of the {found.num_moving} tensors "
+        f"of the model that have changed since step 4, {found.num_followed} have changed in the copy, and "
+        f"{len(found.still)} have not: {join_names(found.still)}",
+        fix="copy the buffers too after each update (average_buffer.copy_(buffer)), or AveragedModel(model, "
+        "use_buffers=True), or update_bn(loader, average) before it is evaluated"
+        if found.buffers
+        else "average all parameters of the model, also those that were added or unfrozen later",
+        evidence=(object_of(found),),
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 from roundoff.diagnose import needs
 from roundoff.diagnose.nonfinite.bad_step import BadStep, bad_steps, spread_of
+from roundoff.diagnose.nonfinite.loop_value import loop_value_finding
 from roundoff.diagnose.nonfinite.origin import OriginPlace, find_origin, losses_of
 from roundoff.diagnose.nonfinite.origin_finding import domain_fix, left_its_domain, nonfinite_input, origin_finding
 from roundoff.diagnose.rule import Code, FaultEffect, error, on_first_rank, rule, warning
@@ -158,14 +159,17 @@ def first_nonfinite(run: Run) -> Finding | None:
 
 def _finding(run: Run, bad: BadStep) -> Finding:
     place = bad.place
-    if place is None or place.kind in ("parameter", "state", "collective"):
+    if (made_by_loop := loop_value_finding(run, bad)) is not None:
+        main = made_by_loop
+    elif place is None or place.kind in ("parameter", "state", "collective"):
         main = loss_without_origin(bad)
     elif place.kind == "input":
         main = nonfinite_input(bad, place)
     else:
         main = overflow_by_scale(bad, origin_finding(run, bad, place))
     related = [found for found in (step_on_bad_gradients(bad), poisoned_statistics(bad)) if found is not None]
-    is_narrow = place is not None and place.bad.dtype in _NARROW  # in a wide format the update itself is at fault
+    # In a wide format, and after a loss that has grown for steps, the updates themselves are at fault.
+    is_narrow = place is not None and place.bad.dtype in _NARROW and bad.growth_before is None
     if main.rule == "overflow" and is_narrow and (update := update_before(run, bad)) is not None:
         related.insert(0, update)
     if bad.was_skipped and bad.has("buffer"):

@@ -134,6 +134,98 @@ class AveragesProbe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AverageTwinProbe:
+    """A copy of a model that was evaluated: which of its tensors followed the model."""
+
+    step: int
+    probe: Literal["average-twin"] = "average-twin"
+    kind: str
+    """The class of the copy."""
+    num_moving: int
+    """How many tensors of the model have changed since step 4."""
+    num_followed: int
+    """How many of those have changed in the copy."""
+    still: tuple[str, ...]
+    """Those that have not."""
+    buffers: tuple[str, ...]
+    """Of these, the buffers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopArgument:
+    """An argument of a function that the loop called."""
+
+    num_elements: int
+    num_zero: int
+    min: float
+    max: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopValueProbe:
+    """A function of the loop, outside of any graph, whose result is not finite although its arguments are."""
+
+    step: int
+    """The step that used the result, or would have."""
+    probe: Literal["loop-value"] = "loop-value"
+    function: str
+    """`div`, `log`, `std`."""
+    source: str | None
+    num_bad: int
+    num_elements: int
+    num_nan: int
+    arguments: tuple[LoopArgument, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossTerm:
+    """A term of a loss that reaches no parameter that an optimizer holds."""
+
+    value: float | None
+    kind: Literal["number", "computed", "outside", "elsewhere"]
+    """A Python number; a tensor without a gradient, computed from the models or from elsewhere; a term whose gradient
+    reaches only parameters that no optimizer holds."""
+    source: str | None
+    """The line that adds it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossTermsProbe:
+    """What the loss of a step is the sum of."""
+
+    step: int
+    probe: Literal["loss-terms"] = "loss-terms"
+    loss: float
+    num_terms: int
+    """The terms that have a gradient."""
+    terms: tuple[LossTerm, ...]
+    """Those that reach no parameter that an optimizer holds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsWithoutGradient:
+    """The rows of one weight that have had no gradient other than 0 so far."""
+
+    name: str
+    num_rows: int
+    rows: tuple[tuple[int, int], ...]
+    """Runs of such rows: the first, and the one after the last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientRowsProbe:
+    """Which rows of the weights had a gradient in the first steps."""
+
+    step: int
+    probe: Literal["gradient-rows"] = "gradient-rows"
+    num_steps: int
+    num_weights: int
+    """How many weights were looked at."""
+    weights: tuple[RowsWithoutGradient, ...]
+    """Those of which some rows had none, and others had."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ZeroShares:
     """The share of zeros in the gradient of one parameter."""
 
@@ -205,7 +297,7 @@ class WhatIfProbe:
 
 Probe: TypeAlias = (
     EvalModeProbe | HalfBatchProbe | OverfitProbe | BatchMixingProbe | TokenFlowProbe | DirectionProbe | AveragesProbe
-    | WideProbe | SpikeProbe | WhatIfProbe
+    | AverageTwinProbe | LoopValueProbe | LossTermsProbe | GradientRowsProbe | WideProbe | SpikeProbe | WhatIfProbe
 )  # fmt: skip
 P = TypeVar("P", bound=Probe)
 
@@ -217,6 +309,10 @@ PROBE_TYPES: Mapping[str, type[Probe]] = {
     "token-flow": TokenFlowProbe,
     "direction": DirectionProbe,
     "averages": AveragesProbe,
+    "average-twin": AverageTwinProbe,
+    "loop-value": LoopValueProbe,
+    "loss-terms": LossTermsProbe,
+    "gradient-rows": GradientRowsProbe,
     "wide": WideProbe,
     "spike": SpikeProbe,
     "what-if": WhatIfProbe,

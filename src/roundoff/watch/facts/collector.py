@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 from weakref import WeakSet, ref
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from roundoff.kernels.host_copies import HostCopies, Reading
@@ -17,8 +17,10 @@ from roundoff.record.process_info import note_environment
 from roundoff.replay.arguments import DroppedByScript
 from roundoff.replay.state import Training
 from roundoff.replay.step_tape import StepTape
-from roundoff.runs import AveragesProbe, BatchFacts, Failure, HashColumns, RunWriter
+from roundoff.runs import BatchFacts, Failure, HashColumns, Probe, RunWriter
 from roundoff.watch.budget import TimeBudget
+from roundoff.watch.facts.average_twins import AverageTwins
+from roundoff.watch.facts.gradient_rows import GradientRows
 from roundoff.watch.facts.step_batch import BatchSamples, batch_facts_of, criterion_input_facts
 from roundoff.watch.facts.structure import OptimizerNames, start_values, structure_of
 from roundoff.watch.facts.tensor_hashes import RankHashes
@@ -60,6 +62,8 @@ class FactCollector:
         self._hashes = RankHashes(writer, self._copies)
         self._samples = BatchSamples(writer, sites=sites, most=kept_batches)
         self._averages = WeightAverages(training, sites)
+        self._rows = GradientRows(sites)
+        self._twins = AverageTwins(training)
         self._starts: dict[int, tuple[float, float, float]] = {}
         self._resumed: set[int] = set()
         self._has_structure = False
@@ -89,10 +93,16 @@ class FactCollector:
         if optimizer is not None:
             self._stepped.add(optimizer)
             self._collect("averages", step, lambda: self._averages.step_begins(step))
+            self._collect("rows", step, lambda: self._rows.gradients_ready(step, optimizer))
         if self._hashes.wants(step):
             kind = "gradient" if optimizer is None else "clipped"
             gradients = ((name, x.grad) for name, x in self._parameters())
             self._collect("hashes", step, lambda: self._hashes.write(step, kind, gradients))
+
+    def evaluated(self, module: nn.Module, step: int) -> None:
+        """Look at a model that the loop evaluates, if it is a copy of one that is trained."""
+        if self._twins.is_followed(module):
+            self._collect("twins", step, lambda: self._write_if_any(self._twins.see(module, step)))
 
     def buffers_ready(self, step: int, *, fully: bool) -> None:
         """Hash the buffers as a forward begins, when they have just been synchronized between ranks."""
@@ -108,6 +118,9 @@ class FactCollector:
             self._collect("samples", step, lambda: self._samples.see(tape, targets=self._targets))
         self._targets = []
         self._collect("averages", step, lambda: self._see_averages(step))
+        if self._writer.info.ranks == 1:
+            self._collect("twins", step, lambda: self._twins.step_ended(step))
+        self._collect("rows", step, lambda: self._read("rows", step, self._rows.step_ended(step), self._write_if_any))
         if self._hashes.wants(step):
             self._collect("hashes", step, lambda: self._hashes.write(step, "parameter", self._parameters()))
 
@@ -179,9 +192,9 @@ class FactCollector:
 
     def _see_averages(self, step: int) -> None:
         if self._writer.info.ranks == 1:
-            self._read("averages", step, self._averages.step_ended(step), self._write_averages)
+            self._read("averages", step, self._averages.step_ended(step), self._write_if_any)
 
-    def _write_averages(self, seen: AveragesProbe | None) -> None:
+    def _write_if_any(self, seen: Probe | None) -> None:
         if seen is not None:
             self._writer.write(seen)
 

@@ -1,0 +1,147 @@
+"""Finds the terms of a loss that no gradient passes: numbers, detached tensors, and what only other models computed."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+from typing import Any, Literal
+from weakref import ref
+
+from torch import Tensor
+
+from roundoff.record.source_lines import Sources
+from roundoff.replay.arguments import tensors_of
+from roundoff.runs import LossTerm, LossTermsProbe
+from roundoff.torch_private import FunctionMode, hidden_from_modes
+
+_ADDS = frozenset(
+    {"add", "__add__", "__radd__", "__iadd__", "add_", "sub", "__sub__", "__rsub__", "__isub__", "rsub", "sub_"}
+)
+_JOINS = frozenset({"stack", "cat", "concat", "hstack"})
+_LINEAR = frozenset({
+    "Add", "Sub", "Rsub", "Mul", "Div", "Neg", "Mean", "Sum", "Stack", "Cat", "View", "UnsafeView", "Squeeze",
+    "Unsqueeze", "ToCopy", "Clone", "Alias", "Select", "Expand", "ReshapeAlias",
+})  # fmt: skip
+"""Nodes of the graph, as autograd names them, that pass on each addend as it is, times a number."""
+_PRODUCTS = frozenset({"Mul", "Div"})
+_MAX_TERMS = 32
+_MAX_NODES = 20_000
+
+
+class LossTermWatcher(FunctionMode):
+    """Notes, in its block, the sums of single numbers of which one has no gradient."""
+
+    def __init__(self, *, step: int, sources: Sources) -> None:
+        super().__init__()
+        self.failure: Exception | None = None
+        self._step = step
+        self._sources = sources
+        self._computed: dict[int, ref[Tensor]] = {}
+        """Tensors without a gradient that were computed from what has one, or from parameters."""
+        self._lines: dict[Any, int] = {}
+        """The lines of single numbers, by their nodes."""
+        self._terms: list[tuple[Any, LossTerm]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        """Make the call, and note a sum."""
+        result = func(*args, **(kwargs or {}))
+        if self.failure is None:
+            try:
+                with hidden_from_modes():
+                    self._see(getattr(func, "__name__", ""), (args, kwargs or {}), args, result)
+            except Exception as error:
+                self.failure = error  # ours: the step itself goes on
+        return result
+
+    def _see(self, name: str, given: Any, args: tuple[Any, ...], result: Any) -> None:
+        if any(x.requires_grad or self._is_computed(x) for x in tensors_of(given)):
+            for x in tensors_of(result):
+                if not x.requires_grad:
+                    self._computed[id(x)] = ref(x)
+        if type(result) is not Tensor or result.numel() != 1 or result.grad_fn is None:
+            return
+        self._lines[result.grad_fn] = self._sources.here()
+        parts = args[:2] if name in _ADDS else args[0] if name in _JOINS and args else ()
+        for part in parts if isinstance(parts, (tuple, list)) else ():
+            term = self._describe(part)
+            if term is not None and len(self._terms) < _MAX_TERMS:
+                self._terms.append((result.grad_fn, term))
+
+    def _describe(self, part: Any) -> LossTerm | None:
+        """Describe an addend that has no gradient; None of one that has, and of 0."""
+        if isinstance(part, (int, float)) and not isinstance(part, bool):
+            return self._term(float(part), "number") if part else None
+        if type(part) is not Tensor or part.requires_grad or part.numel() != 1 or part.is_complex():
+            return None
+        value = float(part)
+        return self._term(value, "computed" if self._is_computed(part) else "outside") if value else None
+
+    def _term(self, value: float, kind: Literal["number", "computed", "outside"]) -> LossTerm:
+        return LossTerm(value=value, kind=kind, source=self._line(self._sources.here()))
+
+    def _line(self, number: int) -> str | None:
+        return self._sources.lines[number] if number >= 0 else None
+
+    def _is_computed(self, x: Tensor) -> bool:
+        known = self._computed.get(id(x))
+        return known is not None and known() is x
+
+    def terms_of(self, loss: Tensor, *, held: Container[int]) -> LossTermsProbe:
+        """Return the terms of a loss that reach no parameter of an optimizer; `held` are the ids of those."""
+        inside, others = _addends(loss.grad_fn)
+        found = [term for node, term in self._terms if node in inside]
+        reaching = {node: _reaches(node, held) for node in others}
+        if any(reaching.values()):
+            found += [
+                LossTerm(value=None, kind="elsewhere", source=self._line(self._lines.get(node, -1)))
+                for node, does_reach in reaching.items()
+                if does_reach is False
+            ]
+        return LossTermsProbe(step=self._step, loss=float(loss.detach()), num_terms=len(others), terms=tuple(found))
+
+
+def _addends(root: Any) -> tuple[set[Any], list[Any]]:
+    """Return the nodes that only add up and scale, from the loss on, and those of the terms that they add up."""
+    inside: set[Any] = set()
+    others: list[Any] = []
+    waiting = [root]
+    while waiting and len(inside) < _MAX_TERMS * 8:
+        node = waiting.pop()
+        if node is None or node in inside:
+            continue
+        before = [function for function, _ in node.next_functions if function is not None]
+        name = _name_of(node)
+        if name in _LINEAR and not (name in _PRODUCTS and len(before) > 1):
+            inside.add(node)
+            waiting.extend(before)
+        elif node not in others:
+            others.append(node)
+    return inside, others[:_MAX_TERMS]
+
+
+def _name_of(node: Any) -> str:
+    return str(node.name()).rstrip("0123456789").removesuffix("Backward")
+
+
+def _reaches(node: Any, held: Container[int]) -> bool | None:
+    """Say whether a term reaches a parameter of an optimizer; None if it reaches no leaf, or that takes too long."""
+    has_leaf = False
+    for num, leaf in enumerate(_leaves(node)):
+        if num > _MAX_NODES:
+            return None
+        if leaf is not None:
+            has_leaf = True
+            if id(leaf) in held:
+                return True
+    return False if has_leaf else None
+
+
+def _leaves(node: Any) -> Iterator[Tensor | None]:
+    """Yield the leaf of each node below one; None for those that are no leaf."""
+    seen, waiting = {node}, [node]
+    while waiting:
+        one = waiting.pop()
+        yield getattr(one, "variable", None)
+        for function, _ in one.next_functions:
+            if function is not None and function not in seen:
+                seen.add(function)
+                waiting.append(function)
