@@ -58,7 +58,9 @@ from roundoff.runs.records.metrics import (
 )
 from roundoff.runs.records.probe import (
     AveragesProbe,
+    AxesProbe,
     BatchMixingProbe,
+    ConfusedAxes,
     DirectionProbe,
     EvalModeProbe,
     HalfBatchProbe,
@@ -77,6 +79,7 @@ from roundoff.runs.records.replay_info import Origin, ReplayInfo
 from roundoff.runs.records.training_facts import (
     BatchFacts,
     CriterionCall,
+    LostNumbers,
     ModuleFacts,
     OptimizerFacts,
     ParameterFacts,
@@ -101,6 +104,7 @@ __all__ = [
     "Answer",
     "ArrayContent",
     "AveragesProbe",
+    "AxesProbe",
     "BackwardDetail",
     "BatchFacts",
     "BatchMixingProbe",
@@ -109,6 +113,7 @@ __all__ = [
     "CallDetail",
     "CallKind",
     "ClipDetail",
+    "ConfusedAxes",
     "CriterionCall",
     "DirectionProbe",
     "Ending",
@@ -132,6 +137,7 @@ __all__ = [
     "Interned",
     "JsonValue",
     "LoadDetail",
+    "LostNumbers",
     "MemoryLook",
     "Metrics",
     "ModeDetail",

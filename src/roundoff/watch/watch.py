@@ -29,6 +29,7 @@ from roundoff.record.loop.step_clock import PHASES
 from roundoff.replay.arguments import NotReplayable
 from roundoff.replay.device_memory import free_bytes, why_no_room
 from roundoff.replay.investigator import Investigator, TrainingStopped
+from roundoff.replay.lost_numbers import LostNumbersFinder
 from roundoff.replay.rank_consensus import num_ranks
 from roundoff.replay.replayed_step import ReplayedStep
 from roundoff.replay.snapshots import Snapshots
@@ -66,7 +67,7 @@ from roundoff.torch_private import (
 from roundoff.watch.budget import REPLAYS, TAPING, TimeBudget
 from roundoff.watch.detector import AnomalyDetector, exception_detail, has_raised_since, raising_module
 from roundoff.watch.facts.collector import FactCollector
-from roundoff.watch.facts.data_loaders import LoaderNumbers, dataset_content
+from roundoff.watch.facts.data_loaders import LoaderNumbers, copied_generators, dataset_content
 from roundoff.watch.facts.step_batch import is_loss
 from roundoff.watch.facts.uncleared_gradients import UnclearedGradients
 from roundoff.watch.journal import StepJournal
@@ -208,6 +209,7 @@ class Watch(LoopFollower):
         self._step_began_cpu = 0.0
         self._num_early_forwards = 0
         self._tape.on_loss = self._see_loss_function
+        self._tape.lost_numbers = LostNumbersFinder(waits=False)
         self._tape.on_scalar = self._detector.see_scalar
         self._investigator = Investigator(
             writer,
@@ -607,6 +609,11 @@ class Watch(LoopFollower):
         detector.end_attempt(waits=must_know or is_last)
 
     def _collect_facts(self) -> None:
+        finder = self._tape.lost_numbers
+        if finder is not None:
+            self._facts.see_lost_numbers(self.clock.step, finder)
+            if not self.is_fully_watched:
+                self._tape.lost_numbers = None
         self._facts.end_attempt(self._tape.so_far(), leaves=self.leaves or (), fully=self.is_fully_watched)
 
     def _resume(self) -> None:
@@ -1119,7 +1126,9 @@ class Watch(LoopFollower):
             self._uncleared.note_cleared()
         elif isinstance(detail, EpochDetail):
             content = dataset_content(call.owner.dataset)
-            detail = replace(detail, loader=self._loaders.number_of(call.owner, content), content=content)
+            copied = copied_generators(call.owner.dataset) if detail.num_workers else ()
+            number = self._loaders.number_of(call.owner, content)
+            detail = replace(detail, loader=number, content=content, generators=copied)
         elif call.kind == "load":
             self._in_models(self._training.refresh)
             self._snapshots.forget()
