@@ -39,6 +39,7 @@ batch-mixing
 wrong-backward
 affine-network
 integer-wraparound
+batch-sizes-disagree
 constant-input
 single-class
 labels-misaligned
