@@ -33,10 +33,13 @@ zero-init symmetric-init
 dead-units
 exploding-activations vanishing-gradients
 initial-loss
+axes-confused
 causal-leak mask-inverted padding-seen order-ignored
 batch-mixing
 wrong-backward
 affine-network
+integer-wraparound
+batch-sizes-disagree
 constant-input
 single-class
 labels-misaligned
@@ -61,6 +64,7 @@ overflow loss-scale-overflow domain-error masked-softmax nonfinite-update nonfin
 loss-scale-collapsed
 consumed-overflow
 cancellation
+positions-rounded
 ids-through-float
 saturated-softmax
 gradient-underflow
@@ -76,6 +80,7 @@ nondeterministic-step
 graph-leak memory-growth
 lr-too-low
 loss-spike
+loader-workers-alike
 dataset-mutated
 duplicate-samples
 running-stats-lost
@@ -92,10 +97,13 @@ exception
 """Every rule by its codes, one line each, in the order in which a diagnosis decides."""
 
 CAUSES = """
+batch-mixing: axes-confused
+causal-leak: axes-confused
 data-not-shuffled: dataset-mutated duplicate-samples epoch-order-repeated
 dead-units: constant-input exploding-activations input-scale zero-init
 domain-error: cancellation double-step loss-scale-collapsed loss-sum-reduction loss-unbounded-below lr-too-high
     missing-zero-grad step-on-scaled-gradients
+duplicate-samples: loader-workers-alike
 eval-loss-rising: norm-statistics-nonfinite running-stats-frozen running-stats-lost stochastic-eval train-eval-gap
 exception: collective-mismatch domain-error loss-nonfinite loss-scale-overflow masked-softmax no-valid-targets
     nonfinite-input nonfinite-update norm-statistics-nonfinite overflow step-on-nonfinite-gradients
@@ -103,6 +111,7 @@ exception: collective-mismatch domain-error loss-nonfinite loss-scale-overflow m
 gradient-underflow: consumed-overflow saturated-softmax
 gradients-not-reduced: unused-parameter
 hang: collective-mismatch
+ids-through-float: positions-rounded
 initial-loss: exploding-activations input-scale
 input-scale: consumed-overflow domain-error masked-softmax nonfinite-update overflow
 loss-nonfinite: cancellation domain-error double-step loss-scale-collapsed loss-scale-overflow loss-sum-reduction

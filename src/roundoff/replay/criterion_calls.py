@@ -13,21 +13,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import Node
 
 from roundoff.kernels.compiled import widest_float
 from roundoff.record.source_lines import Sources
 from roundoff.replay.arguments import external_tensors_in
-from roundoff.replay.loss_terms import LossTermWatcher
-from roundoff.replay.player import replay_sources
-from roundoff.replay.replayed_step import ReplayedStep
-from roundoff.replay.state import parameters_of
 from roundoff.replay.step_tape import ModelEntry, StepTape, flatten_entries
 from roundoff.replay.tape_recorder import is_loss_name
-from roundoff.runs import CriterionCall, LossTermsProbe
+from roundoff.runs import CriterionCall
 from roundoff.torch_private import FunctionMode, hidden_from_modes
 
 _MAX_CALLS = 32
-_MAX_LOSSES = 4
 _MAX_ELEMENTS = 2**24
 """Larger arguments are described by their shapes only."""
 _PAIRS = {
@@ -45,23 +41,6 @@ _KEEPS_VALUES = frozenset({
     "Index", "Clone", "Alias", "Expand", "ToCopy", "Gather", "Cat", "Stack", "Unbind",
 })  # fmt: skip
 """Nodes of the graph, as autograd names them, that move numbers and do not change them."""
-
-
-def criterion_calls(step: ReplayedStep) -> list[CriterionCall | LossTermsProbe]:
-    """Play the forward of a step; describe the calls of loss functions in it, and what the losses are the sum of."""
-    sources = replay_sources()
-    watcher, terms = CriterionWatcher(step.tape, sources), LossTermWatcher(step=step.tape.step, sources=sources)
-    with step.in_state():
-        with watcher, terms:
-            player = step.play(forward_only=True, sources=sources)
-        held = {id(p) for optimizer in step.training.optimizers for p in parameters_of(optimizer)}
-        held |= {id(p) for optimizer in step.training.recipes() for p, _ in optimizer.stand_ins}
-        roots = [root for root in player.roots if type(root) is Tensor and root.numel() == 1][:_MAX_LOSSES]
-        sums = [terms.terms_of(root, held=held) for root in roots]
-    for failure in (watcher.failure, terms.failure):
-        if failure is not None:
-            raise failure
-    return [*watcher.found, *sums]
 
 
 class CriterionWatcher(FunctionMode):
@@ -108,7 +87,7 @@ class CriterionWatcher(FunctionMode):
             input_dtype=str(scores.dtype).removeprefix("torch."),
             target_shape=tuple(target.shape),
             target_dtype=str(target.dtype).removeprefix("torch."),
-            made_by=_maker_of(given["input"]),
+            made_by=maker_of(given["input"]),
             value=float(result.detach()) if result.numel() == 1 else None,
             num_targets=target.numel(),
             **self._values(scores, target, given.get("ignore_index")),
@@ -215,15 +194,22 @@ def _is_plain(value: Any) -> bool:
     return value is not None and isinstance(value, (bool, int, float, str))
 
 
-def _maker_of(x: Tensor) -> str:
+def maker_of(x: Tensor) -> str:
     """Return what last changed the numbers of a tensor, if that is a softmax, a sigmoid or a log_softmax."""
+    node = last_computation(x)
+    return "" if node is None else _MAKES_PROBABILITIES.get(_name_of(node), "")
+
+
+def last_computation(x: Tensor) -> Node | None:
+    """Return the node of the graph that last changed the numbers of a tensor, before others only moved them."""
     node = x.grad_fn
-    while node is not None:
-        name = node.name().rstrip("0123456789").removesuffix("Backward").removeprefix("Safe")
-        if name not in _KEEPS_VALUES:
-            return _MAKES_PROBABILITIES.get(name, "")
+    while node is not None and _name_of(node) in _KEEPS_VALUES:
         node = node.next_functions[0][0] if node.next_functions else None
-    return ""
+    return node
+
+
+def _name_of(node: Node) -> str:
+    return node.name().rstrip("0123456789").removesuffix("Backward").removeprefix("Safe")
 
 
 def _is_mask(x: Tensor) -> bool:

@@ -18,8 +18,8 @@ from roundoff.record.reference import OpJudge
 from roundoff.record.session import Recording
 from roundoff.record.source_lines import Sources
 from roundoff.replay.arguments import NotReplayable
-from roundoff.replay.criterion_calls import criterion_calls
 from roundoff.replay.device_memory import why_no_room
+from roundoff.replay.forward_facts import forward_facts
 from roundoff.replay.generators import Generators
 from roundoff.replay.op_catcher import OpCatcher
 from roundoff.replay.player import (
@@ -288,7 +288,7 @@ class Investigator:
         )
         self._check(path, outcome, is_complete=is_complete)
         if not self.ranks.several:
-            self._see_criteria(path)
+            self._see_forward(path)
         if step == 0 and outcome.first_difference is None and outcome.error is None and not self.ranks.several:
             if 2 * (time.process_time() - began) <= self._max_record_seconds:
                 self._record_perturbed(path)
@@ -296,15 +296,15 @@ class Investigator:
                 self._leave_out("Step 0 is not recorded a second time with rounded weights: the first took too long.")
         return outcome
 
-    def _see_criteria(self, path: ReplayPath) -> None:
-        """Write down what the loss functions of a step are fed with."""
+    def _see_forward(self, path: ReplayPath) -> None:
+        """Write down what the loss functions of a step are fed with, and which whole numbers it loses."""
         try:
-            for call in criterion_calls(ReplayedStep(self._training, *path, self._sites)):
-                self._writer.write(call)
+            for fact in forward_facts(ReplayedStep(self._training, *path, self._sites)):
+                self._writer.write(fact)
         except ReplayedCodeRaised:
             return  # the forward alone may not do what the whole step does
         except Exception as error:
-            self._writer.write(Failure.of(error, check="fact", name="criteria", step=path[1][-1].step))
+            self._writer.write(Failure.of(error, check="fact", name="forward", step=path[1][-1].step))
 
     def _record_perturbed(self, path: ReplayPath) -> None:
         """Replay a step with its parameters moved by a rounding, into a folder of its own."""

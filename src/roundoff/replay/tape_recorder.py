@@ -16,8 +16,10 @@ from torch.optim import Optimizer
 from roundoff.kernels.accelerator import torch_generators
 from roundoff.record.caller_frame import call_from, frame_that_called
 from roundoff.record.loop.follower import is_in_training
-from roundoff.record.source_lines import is_users_file
+from roundoff.record.loop.sites import LOOP
+from roundoff.record.source_lines import is_users_file, shown_path
 from roundoff.replay.arguments import ArgumentNotes, Live, NotReplayable, Result, adopt_state, references, tensors_of
+from roundoff.replay.lost_numbers import LostNumbersFinder
 from roundoff.replay.step_tape import (
     Ambient,
     BackwardEntry,
@@ -117,6 +119,8 @@ class TapeRecorder(FunctionMode):
         """Called with every tensor that the loop reads as a number or checks for being finite."""
         self.on_loop_value: Callable[[str, tuple[Any, ...], Any], None] | None = None
         """Called with functions outside of any graph that may give NaN: their names, arguments and results."""
+        self.lost_numbers: LostNumbersFinder | None = None
+        """Looks at what the loop computes between steps, which no replay shows."""
         self._is_state = is_state
         self._notes = ArgumentNotes(is_state)
         self._open: list[list[TapeEntry]] = [self.step.entries]
@@ -374,9 +378,15 @@ class TapeRecorder(FunctionMode):
         noted = None
         if kind.may_write and args and self._was_begun and not self.is_paused and self._is_part_of_state(args[0]):
             noted = self._before(func, args, kwargs)
+        finder = self.lost_numbers
+        if finder is not None and not finder.wants(kind.name):
+            finder = None
+        wide = None if finder is None else finder.before(kind.name, args)
         result = self._call(func, args, kwargs)
         if kind.has_domain and not self.is_paused:
             self._look(self.on_loop_value, func.__name__, args, result)
+        if finder is not None:
+            finder.after(func, args, kwargs or {}, result, wide, self._place)
         if noted is not None:
             self._after(noted, args, result)
             if kind.is_aliasing and isinstance(result, Tensor):
@@ -441,6 +451,10 @@ class TapeRecorder(FunctionMode):
         except Exception as error:
             self._on_error(error)
 
+    def _place(self) -> tuple[str, str | None]:
+        line = self.line()
+        return LOOP, None if line is None else f"{shown_path(line[0])}:{line[1]}"
+
     def is_in_function(self) -> bool:
         """Say whether the innermost code of the user's that runs is that of a function, not of a file."""
         frame = self._users_frame()
@@ -479,10 +493,10 @@ def _is_called_functionally() -> bool:
 class _FunctionKind:
     """What a torch function may do to a step; worked out once for each, since steps call many."""
 
-    __slots__ = ("computes", "has_domain", "is_aliasing", "is_loss", "may_write", "reads_scalar")
+    __slots__ = ("computes", "has_domain", "is_aliasing", "is_loss", "may_write", "name", "reads_scalar")
 
     def __init__(self, func: Any) -> None:
-        name = getattr(func, "__name__", "")
+        self.name = name = getattr(func, "__name__", "")
         self.computes = _computes(func)
         self.reads_scalar = name in _READING_SCALARS
         self.is_loss = is_loss_name(name)

@@ -28,7 +28,7 @@ from roundoff.runs.records.info import Ending, RunInfo, read_info
 from roundoff.runs.records.metrics import Anomaly, MemoryLook, Metrics
 from roundoff.runs.records.probe import P, Probe
 from roundoff.runs.records.replay_info import Origin, ReplayInfo
-from roundoff.runs.records.training_facts import BatchFacts, CriterionCall, Structure
+from roundoff.runs.records.training_facts import BatchFacts, CriterionCall, LostNumbers, Structure
 
 T = TypeVar("T")
 
@@ -135,6 +135,10 @@ class Run:
     def criteria(self, *, rank: int = 0) -> list[CriterionCall]:
         """Return the loss functions that the replayed steps called, in order."""
         return self._lines(kinds.CRITERIA, rank=rank)
+
+    def lost_numbers(self, *, rank: int = 0) -> list[LostNumbers]:
+        """Return the calls of the first steps in which whole numbers become others, in order."""
+        return self._lines(kinds.LOST_NUMBERS, rank=rank)
 
     @overload
     def probes(self) -> list[Probe]: ...

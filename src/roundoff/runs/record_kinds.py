@@ -19,7 +19,7 @@ from roundoff.runs.records.info import Ending
 from roundoff.runs.records.metrics import Anomaly, MemoryLook, Metrics
 from roundoff.runs.records.probe import PROBE_TYPES, Probe, probe_from
 from roundoff.runs.records.replay_info import Origin, ReplayInfo
-from roundoff.runs.records.training_facts import BatchFacts, CriterionCall, Structure
+from roundoff.runs.records.training_facts import BatchFacts, CriterionCall, LostNumbers, Structure
 
 R = TypeVar("R")
 
@@ -61,6 +61,7 @@ MEMORY = LinesKind(names.memory_path, partial(object_from, MemoryLook))
 STRUCTURES = LinesKind(names.structure_path, partial(object_from, Structure))
 INPUTS = LinesKind(names.inputs_path, partial(object_from, BatchFacts))
 CRITERIA = LinesKind(names.criteria_path, partial(object_from, CriterionCall))
+LOST_NUMBERS = LinesKind(names.lost_numbers_path, partial(object_from, LostNumbers))
 FAILURES = LinesKind(names.failures_path, partial(object_from, Failure))
 GAPS = LinesKind(names.gaps_path, partial(object_from, Gap))
 PROBES = LinesKind(names.probes_path, probe_from)
@@ -77,6 +78,7 @@ Record: TypeAlias = (
     | Structure
     | BatchFacts
     | CriterionCall
+    | LostNumbers
     | Failure
     | Gap
     | Probe
@@ -92,6 +94,7 @@ KIND_OF: Mapping[type, LinesKind[Any] | ObjectKind[Any]] = {
     Structure: STRUCTURES,
     BatchFacts: INPUTS,
     CriterionCall: CRITERIA,
+    LostNumbers: LOST_NUMBERS,
     Failure: FAILURES,
     Gap: GAPS,
     ReplayInfo: REPLAY_INFO,

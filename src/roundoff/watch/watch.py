@@ -29,6 +29,7 @@ from roundoff.record.loop.step_clock import PHASES
 from roundoff.replay.arguments import NotReplayable
 from roundoff.replay.device_memory import free_bytes, why_no_room
 from roundoff.replay.investigator import Investigator, TrainingStopped
+from roundoff.replay.lost_numbers import LostNumbersFinder
 from roundoff.replay.rank_consensus import num_ranks
 from roundoff.replay.replayed_step import ReplayedStep
 from roundoff.replay.snapshots import Snapshots
@@ -66,7 +67,7 @@ from roundoff.torch_private import (
 from roundoff.watch.budget import REPLAYS, TAPING, TimeBudget
 from roundoff.watch.detector import AnomalyDetector, exception_detail, has_raised_since, raising_module
 from roundoff.watch.facts.collector import FactCollector
-from roundoff.watch.facts.data_loaders import LoaderNumbers, dataset_content
+from roundoff.watch.facts.data_loaders import LoaderNumbers, copied_generators, dataset_content
 from roundoff.watch.facts.loop_values import LoopValues
 from roundoff.watch.facts.step_batch import is_loss
 from roundoff.watch.facts.uncleared_gradients import UnclearedGradients
@@ -209,6 +210,7 @@ class Watch(LoopFollower):
         self._step_began_cpu = 0.0
         self._num_early_forwards = 0
         self._tape.on_loss = self._see_loss_function
+        self._tape.lost_numbers = LostNumbersFinder(waits=False)
         self._tape.on_scalar = self._detector.see_scalar
         self._tape.on_loop_value = self._see_loop_value
         self._loop_values = LoopValues(writer)
@@ -613,6 +615,11 @@ class Watch(LoopFollower):
         detector.end_attempt(waits=must_know or is_last)
 
     def _collect_facts(self) -> None:
+        finder = self._tape.lost_numbers
+        if finder is not None:
+            self._facts.see_lost_numbers(self.clock.step, finder)
+            if not self.is_fully_watched:
+                self._tape.lost_numbers = None
         self._facts.end_attempt(self._tape.so_far(), leaves=self.leaves or (), fully=self.is_fully_watched)
 
     def _resume(self) -> None:
@@ -1127,7 +1134,9 @@ class Watch(LoopFollower):
             self._uncleared.note_cleared()
         elif isinstance(detail, EpochDetail):
             content = dataset_content(call.owner.dataset)
-            detail = replace(detail, loader=self._loaders.number_of(call.owner, content), content=content)
+            copied = copied_generators(call.owner.dataset) if detail.num_workers else ()
+            number = self._loaders.number_of(call.owner, content)
+            detail = replace(detail, loader=number, content=content, generators=copied)
         elif call.kind == "load":
             self._in_models(self._training.refresh)
             self._snapshots.forget()
@@ -1219,12 +1228,10 @@ def _eagerly() -> Iterator[None]:
 
 
 def _why_not_replayable(module: nn.Module) -> str | None:
-    for parameter in module.parameters():
-        if nn.parameter.is_lazy(parameter):
-            return "modules make their weights in it"
-        if parameter.is_meta:
-            return "its weights are on the meta device, without values"
-    return None
+    parameters = list(module.parameters())
+    if any(map(nn.parameter.is_lazy, parameters)):
+        return "modules make their weights in it"
+    return "its weights are on the meta device, without values" if any(x.is_meta for x in parameters) else None
 
 
 def _function_of(kind: LoopCallKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -13,7 +13,7 @@ from roundoff.diagnose.loop_facts import Epoch, first_inputs, sample_hashes, tra
 from roundoff.diagnose.rule import Code, error, note, on_first_rank, rule, warning
 from roundoff.diagnose.wording import format_short
 from roundoff.runs import ArrayContent, Finding, Run, object_of
-from roundoff.words import plural
+from roundoff.words import join_names, plural
 
 _MANY_BATCHES = 20
 _MIN_REPEATED_SHARE = 0.1
@@ -21,6 +21,8 @@ _MIN_REPEATED = 4
 _MIN_SAMPLE_SIZE = 8
 """Smaller samples may be equal by nature."""
 _MIN_PAIRS = 3
+_MIN_ROUNDS = 2
+"""In a single round, workers may be alike because all batches are."""
 
 
 @rule(
@@ -91,10 +93,103 @@ def _mutated_finding(
 
 @rule(
     Code(
+        name="loader-workers-alike",
+        means="The workers of a DataLoader draw the same random numbers, or read the same stream: each gives the same "
+        "samples as the others.",
+        fix="Seed each worker differently: in `worker_init_fn`, or by `torch.utils.data.get_worker_info().seed`; split "
+        "an IterableDataset by the number of the worker.",
+    ),
+    order=1305,
+    checks="workers of a DataLoader that give the same samples",
+    needs=[
+        needs.epochs(1),
+        needs.some(
+            lambda run: any(epoch.detail.num_workers > 1 for rank in run.ranks for epoch in training_epochs(run, rank)),
+            "no DataLoader with several workers was seen",
+        ),
+    ],
+)
+def alike_workers(run: Run) -> Finding | None:
+    """Find workers whose batches are equal round by round, and generators of which all workers have the same copy."""
+    for rank, place, _ in first_inputs(run):
+        for epoch in training_epochs(run, rank):
+            if epoch.detail.num_workers < 2:
+                continue
+            rounds = _equal_rounds(run, rank, place, epoch)
+            if rounds or (epoch.detail.generators and not epoch.detail.has_worker_init):
+                return _alike_finding(epoch, rounds, rank)
+    return None
+
+
+def _equal_rounds(run: Run, rank: int, place: str, epoch: Epoch) -> list[int]:
+    """Return the steps that begin a round in which all workers gave the same batch; empty unless all rounds are so.
+
+    The workers take turns: batch k of an epoch comes from worker k modulo their number.
+    """
+    batches = _batches_of(run, rank, place, epoch)
+    workers = epoch.detail.num_workers
+    starts = [step for step in batches if not (step - epoch.first_step) % workers]
+    rounds = {step: [batches.get(step + worker) for worker in range(workers)] for step in starts}
+    whole = {step: given for step, given in rounds.items() if all(given)}
+    are_alike = all(batch == given[0] for given in whole.values() for batch in given)
+    num_different = len({tuple(given[0] or ()) for given in whole.values()})
+    return list(whole) if are_alike and num_different >= _MIN_ROUNDS else []
+
+
+def _batches_of(run: Run, rank: int, place: str, epoch: Epoch) -> dict[int, list[int]]:
+    """Return the hashes of the samples of each step of an epoch."""
+    table = run.hashes(step=range(epoch.first_step, epoch.end_step), rank=rank)
+    table = table.take(table.texts("kind").equals("sample") & table.texts("name").equals(place))
+    batches: dict[int, list[int]] = {}
+    for step, number in zip(table["step"].to_list(), table["hash"].to_list(), strict=True):
+        batches.setdefault(step, []).append(number)
+    return batches
+
+
+def _alike_finding(epoch: Epoch, rounds: list[int], rank: int) -> Finding:
+    workers, generators = epoch.detail.num_workers, join_names(epoch.detail.generators, at_most=3)
+    last = workers - 1
+    made, seen = (error if rounds else warning), []
+    does = "give the same samples" if rounds else "draw the same numbers"
+    if rounds:
+        seen.append(
+            f"in each of {plural(len(rounds), 'round')} from step {rounds[0]} on, the workers 0 to {last} gave the "
+            f"same samples: the batch of step {rounds[0] + 1} is that of step {rounds[0]}"
+        )
+    if generators:
+        seen.append(
+            f"reading a sample draws from {generators}, of which each of the {workers} workers has a copy in the same "
+            "state"
+        )
+    is_stream = epoch.detail.sampler == "_InfiniteConstantSampler" and not generators
+    fix = (
+        "seed a generator in each worker: rng = np.random.default_rng(torch.utils.data.get_worker_info().seed), or in "
+    )
+    fix += "DataLoader(worker_init_fn=...)"
+    if is_stream:
+        fix = (
+            "let each worker read its part of the stream: take every num_workers-th item from the worker's id on, both "
+        )
+        fix += "of torch.utils.data.get_worker_info(), which also has a seed for each worker"
+    return made(
+        rule="loader-workers-alike",
+        confidence=0.95 if rounds else 0.8,
+        step=rounds[0] + 1 if rounds else epoch.first_step,
+        rank=rank,
+        title=f"the {workers} workers of the DataLoader {does}",
+        why="; ".join(seen),
+        fix=fix,
+        evidence=({"num_workers": workers, "num_rounds": len(rounds), "generators": [*epoch.detail.generators]},),
+    )
+
+
+@rule(
+    Code(
         name="duplicate-samples",
         means="Samples occur several times within an epoch, although the sampler does not draw with replacement.",
         fix="Check the sampler: each index should occur once. If repetition is intended, use a sampler that draws with "
         "replacement.",
+        follows_from=("loader-workers-alike",),
     ),
     order=1320,
     checks="samples repeated within an epoch",
@@ -127,10 +222,7 @@ def duplicate_samples(run: Run) -> Finding | None:
 
 def _drawn_samples(run: Run, rank: int, place: str, epoch: Epoch) -> list[int]:
     """Return the hashes of the samples of an epoch; a batch that serves several steps in a row was drawn once."""
-    table = run.hashes(step=range(epoch.first_step, epoch.end_step), rank=rank)
-    table = table.take(table.texts("kind").equals("sample") & table.texts("name").equals(place))
-    rows = zip(table["step"].to_list(), table["hash"].to_list(), strict=True)
-    batches = [[number for _, number in of_step] for _, of_step in itertools.groupby(rows, key=lambda row: row[0])]
+    batches = _batches_of(run, rank, place, epoch).values()
     return [number for batch, _ in itertools.groupby(batches) for number in batch]
 
 

@@ -13,6 +13,8 @@ from roundoff.words import join_names, plural
 _MAX_TINY_SAMPLES = 2
 _MAX_TINY_VALUES = 4
 _MIN_LOOKS = 3
+_OF_EACH_SAMPLE = ("softmax", "log_softmax", "softmin", "normalize", "norm", "vector_norm", "layer_norm", "cumsum")
+"""Functions that are computed over the numbers of one sample, or over its places."""
 
 _running_statistics = needs.module(
     lambda module: module.has_start_statistics is not None, "no layer has running statistics"
@@ -218,6 +220,7 @@ def _join_sites(sites: list[str]) -> str:
         means="In eval mode, the output for one sample depends on other samples of the batch: a reshape or a recurrent "
         "layer treats the batch dimension as another one.",
         fix="Keep the batch dimension separate: permute before reshape, or set `batch_first=True`.",
+        follows_from=("axes-confused",),
     ),
     order=460,
     checks="samples of a batch that influence each other",
@@ -226,9 +229,14 @@ def _join_sites(sites: list[str]) -> str:
 def mixed_batches(run: Run) -> Finding | None:
     """Find models whose output for one sample changes, in eval mode, when another sample changes."""
     for probe in run.probes(BatchMixingProbe):
-        if probe.changed and not _is_norm_over_batch(run, probe.site):
+        if probe.changed and not is_over_batch(probe) and not _is_norm_over_batch(run, probe.site):
             return _finding(run, probe)
     return None
+
+
+def is_over_batch(probe: BatchMixingProbe) -> bool:
+    """Say whether samples mix because a softmax or a norm of each sample is computed over the batch instead."""
+    return bool(probe.changed) and probe.function in _OF_EACH_SAMPLE
 
 
 def _is_norm_over_batch(run: Run, site: str | None) -> bool:
@@ -246,7 +254,7 @@ def _finding(run: Run, probe: BatchMixingProbe) -> Finding:
         step=probe.step,
         phase="forward",
         site=probe.site,
-        source=lines[0] if lines else None,
+        source=probe.source or (lines[0] if lines else None),
         title="samples of a batch influence each other",
         why=f"in eval mode, changing only sample {probe.sample} also changes the outputs of sample {others}; it starts "
         f"in {probe.site}",

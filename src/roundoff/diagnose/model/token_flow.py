@@ -18,6 +18,7 @@ _MIN_LOSSES = 50
         means="A model that is to predict the next token sees it: its loss is good in training, and it cannot write.",
         detected="In a replay the last token of each row is exchanged, and scores of earlier positions change.",
         fix="Apply the causal mask in every attention layer; do not use a bidirectional layer.",
+        follows_from=("axes-confused",),
     ),
     Code(
         name="mask-inverted",

@@ -120,6 +120,7 @@ _LOOK_UP = ("embedding", "index", "index_select", "gather", "nll_loss_forward", 
         means="Integers, such as token ids, passed through a format that rounds them: above 2048, fp16 represents only "
         "every second one. The model reads different tokens from those in the text.",
         fix="Keep ids in an integer dtype; cast only tensors with `x.is_floating_point()`.",
+        follows_from=("positions-rounded",),
     ),
     order=930,
     checks="integer ids converted to a narrow float format",

@@ -222,6 +222,8 @@ def describe_epoch(result: Any, loader: Any, *_: Any, **__: Any) -> LoopCall:
         batch_size=loader.batch_size,
         set_epoch=getattr(sampler, "epoch", None),
         shuffle=getattr(sampler, "shuffle", None),
+        num_workers=getattr(loader, "num_workers", 0),
+        has_worker_init=getattr(loader, "worker_init_fn", None) is not None,
     )
     return LoopCall("epoch", loader, detail)
 

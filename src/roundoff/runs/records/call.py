@@ -155,6 +155,11 @@ class EpochDetail:
     batch_size: int | None = None
     set_epoch: int | None = None
     shuffle: bool | None = None
+    num_workers: int = optional_field(0)
+    has_worker_init: bool = optional_field(False)
+    """Whether each worker calls a function of the user's as it begins."""
+    generators: tuple[str, ...] = optional_field(())
+    """Random generators that reading a sample draws from, and of which each worker gets a copy."""
     content: tuple[ArrayContent, ...] | None = optional_field(None)
 
 

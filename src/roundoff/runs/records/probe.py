@@ -58,6 +58,38 @@ class BatchMixingProbe:
     sample: int
     changed: tuple[int, ...]
     site: str | None
+    function: str = ""
+    """The torch function that first computed something of other samples from it."""
+    source: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfusedAxes:
+    """A call that takes one axis of a tensor for another."""
+
+    kind: Literal["reshape", "classes", "softmax", "positions"]
+    """Numbers of different places share a row; classes do; weights add up along the wrong axis; a code differs from
+    sample to sample instead of from place to place."""
+    function: str
+    site: str
+    source: str | None
+    given: tuple[int, ...]
+    """The shape that went in."""
+    made: tuple[int, ...]
+    """The shape that came out, or that of the operand along the batch."""
+    axis: int | None = None
+    """The axis of what went in: the one that is mixed, or along which the weights add up."""
+    reader: str = ""
+    """The function that uses the result as if the axes were right."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AxesProbe:
+    """The forward of a step in eval mode: calls that take one axis for another."""
+
+    step: int
+    probe: Literal["axes"] = "axes"
+    found: tuple[ConfusedAxes, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,8 +328,9 @@ class WhatIfProbe:
 
 
 Probe: TypeAlias = (
-    EvalModeProbe | HalfBatchProbe | OverfitProbe | BatchMixingProbe | TokenFlowProbe | DirectionProbe | AveragesProbe
-    | AverageTwinProbe | LoopValueProbe | LossTermsProbe | GradientRowsProbe | WideProbe | SpikeProbe | WhatIfProbe
+    EvalModeProbe | HalfBatchProbe | OverfitProbe | BatchMixingProbe | AxesProbe | TokenFlowProbe | DirectionProbe
+    | AveragesProbe | AverageTwinProbe | LoopValueProbe | LossTermsProbe | GradientRowsProbe | WideProbe | SpikeProbe
+    | WhatIfProbe
 )  # fmt: skip
 P = TypeVar("P", bound=Probe)
 
@@ -306,6 +339,7 @@ PROBE_TYPES: Mapping[str, type[Probe]] = {
     "half-batch": HalfBatchProbe,
     "overfit": OverfitProbe,
     "batch-mixing": BatchMixingProbe,
+    "axes": AxesProbe,
     "token-flow": TokenFlowProbe,
     "direction": DirectionProbe,
     "averages": AveragesProbe,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from roundoff.runs.files.plain_json import JsonValue
 
@@ -89,6 +90,33 @@ class CriterionCall:
     """Its share of the targets that count."""
     never_target: int | None = None
     """The id that most rows of a language model end with, as its mask says, if it is no target anywhere."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostNumbers:
+    """One call, or one tensor, in which whole numbers become others: they wrap around, or are rounded together."""
+
+    step: int
+    kind: Literal["wrapped", "rounded"]
+    function: str
+    """`mul`, `to`; `buffer` or `input` where it is not known what computed the numbers."""
+    site: str
+    source: str | None = None
+    dtype: str = ""
+    """Of the result, as torch names it."""
+    given: tuple[float, ...] = ()
+    """The numbers from which the first wrong one was computed."""
+    exact: float | None = None
+    """What they give without limits."""
+    result: float | None = None
+    """What they gave."""
+    num_lost: int = 0
+    """How many results are wrong, or equal to the one before."""
+    num_elements: int = 0
+    is_counter: bool = False
+    """Whether the numbers grow along an axis, as places and times do."""
+    is_angle: bool = False
+    """Whether a sine or cosine was taken of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

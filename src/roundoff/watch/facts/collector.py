@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, TypeVar
 from weakref import WeakSet, ref
 
@@ -15,6 +16,7 @@ from roundoff.record.identity import IdentityDict
 from roundoff.record.loop.sites import Sites
 from roundoff.record.process_info import note_environment
 from roundoff.replay.arguments import DroppedByScript
+from roundoff.replay.lost_numbers import LostNumbersFinder
 from roundoff.replay.state import Training
 from roundoff.replay.step_tape import StepTape
 from roundoff.runs import BatchFacts, Failure, HashColumns, Probe, RunWriter
@@ -108,6 +110,17 @@ class FactCollector:
         """Hash the buffers as a forward begins, when they have just been synchronized between ranks."""
         if fully or self._hashes.wants(step):
             self._collect("hashes", step, lambda: self._hashes.write(step, "buffer", self._training.buffers()))
+
+    def see_lost_numbers(self, step: int, finder: LostNumbersFinder) -> None:
+        """Write down which whole numbers the loop has lost since the step before."""
+
+        def write() -> None:
+            for lost in finder.take():
+                self._writer.write(replace(lost, step=step))
+            if finder.failure is not None:
+                raise finder.failure
+
+        self._collect("lost-numbers", step, write)
 
     def end_attempt(self, tape: StepTape, *, leaves: Iterable[ref[Tensor]], fully: bool) -> None:
         """Collect what is due at the end of a step: structure, batch, samples, weight averages, hashes of weights."""

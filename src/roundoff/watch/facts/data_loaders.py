@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dis
 import itertools
+import random
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import CodeType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -117,3 +120,77 @@ def _describe_array(name: str, array: Any) -> ArrayContent:
     mean = float(row[columns.SUM]) / x.numel()
     variance = max(float(row[columns.SUM_SQUARES]) / x.numel() - mean * mean, 0.0)
     return ArrayContent(hash=f"{hash_in(row):016x}", mean=mean, std=variance**0.5, name=name, address=_address(array))
+
+
+# -- generators that workers copy --------------------------------------------------------------------------------------
+
+_GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
+_READS = ("__getitem__", "__getitems__", "__iter__", "__call__", "forward")
+_SEEDS = frozenset({"get_worker_info", "seed", "manual_seed", "set_state", "setstate", "bit_generator", "spawn"})
+"""Names in code that gives a generator another state."""
+
+
+def copied_generators(dataset: Any) -> tuple[str, ...]:
+    """Return the random generators that reading a sample draws from, by name; code that seeds them is not looked at.
+
+    They belong to the data set or to a transform it holds, or to the file of its class. The workers of a DataLoader
+    get copies of them, which are all in one state.
+    """
+    found: list[str] = []
+    for owner in _readers(dataset, _MAX_DEPTH):
+        codes, known = _codes_of_reading(type(owner))
+        names = {name for code in codes for name in code.co_names}
+        if names & _SEEDS:
+            continue
+        written = {step.argval for code in codes for step in dis.get_instructions(code) if step.opname == "STORE_ATTR"}
+        own = {name: value for name, value in getattr(owner, "__dict__", {}).items() if name not in written}
+        for name, value in {**known, **own}.items():
+            if name in names and isinstance(value, _GENERATORS) and name not in found:
+                found.append(name)
+    return tuple(found)
+
+
+def _readers(value: Any, depth: int) -> Iterator[Any]:
+    """Yield a data set, and the data sets and transforms in it that are written in Python."""
+    if depth and isinstance(value, (list, tuple)):
+        for item in value[:_MAX_ARRAYS]:
+            yield from _readers(item, depth - 1)
+    elif _can_read(value):
+        yield value
+        for item in vars(value).values() if depth else ():
+            yield from _readers(item, depth - 1)
+
+
+def _can_read(value: Any) -> bool:
+    if not hasattr(value, "__dict__") or isinstance(value, (type, FunctionType, Tensor)):
+        return False
+    return any(name in vars(kind) for kind in type(value).__mro__[:-1] for name in _READS)
+
+
+def _codes_of_reading(kind: type) -> tuple[list[CodeType], dict[str, Any]]:
+    """Return the code of the methods that reading a sample may call, and the globals of their files."""
+    methods = {
+        name: method
+        for base in reversed(kind.__mro__)
+        for name, method in vars(base).items()
+        if isinstance(method, FunctionType) and not base.__module__.startswith("torch.")
+    }
+    codes: list[CodeType] = []
+    known: dict[str, Any] = {}
+    waiting, seen = [name for name in _READS if name in methods], set[str]()
+    while waiting:
+        name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        codes += _with_inner(methods[name].__code__)
+        known |= {key: value for key, value in methods[name].__globals__.items() if isinstance(value, _GENERATORS)}
+        waiting += [
+            called for code in _with_inner(methods[name].__code__) for called in code.co_names if called in methods
+        ]
+    return codes, known
+
+
+def _with_inner(code: CodeType) -> list[CodeType]:
+    inner = [found for constant in code.co_consts if isinstance(constant, CodeType) for found in _with_inner(constant)]
+    return [code, *inner]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,19 +15,21 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from roundoff.kernels.compiled import widest_float
 from roundoff.record.loop.sites import LOOP
 from roundoff.replay.arguments import external_tensors_in, tensors_of
+from roundoff.replay.player import replay_sources
 from roundoff.replay.replayed_step import ReplayedStep
 from roundoff.replay.step_tape import FunctionEntry, ModelEntry, flatten_entries
 from roundoff.runs import BatchMixingProbe
 from roundoff.watch.facts.step_batch import is_loss
+from roundoff.watch.probes.function_trail import CalledFunction, FunctionTrail, differ
 
 
 def batch_mixing(step: ReplayedStep) -> BatchMixingProbe | None:
     """Change one sample, in eval mode, and check whether the outputs of others change."""
     size = step.batch_size
-    if size is None or _are_related(step, size) or _learns_inside(step):
+    if size is None or are_related(step, size) or learns_inside(step):
         return None
     sample = size // 2
-    dependent = _dependent(step, sample, dim=0, size=size)
+    dependent = dependent_samples(step, sample, dim=0, size=size)
     if not dependent:
         return BatchMixingProbe(step=step.tape.step, sample=sample, changed=(), site=None)
     if not _repeats(step):
@@ -34,16 +37,22 @@ def batch_mixing(step: ReplayedStep) -> BatchMixingProbe | None:
     entries = [entry for entry in flatten_entries(step.tape.entries) if isinstance(entry, ModelEntry)]
     inputs = [tensor.copy for entry in entries for tensor in external_tensors_in((entry.args, entry.kwargs))]
     widths = {copy.shape[1] for copy in inputs if copy.dim() > 1 and copy.shape[0] == size}
-    if len(widths) == 1 and (width := widths.pop()) > 1 and _dependent(step, width // 2, dim=1, size=width) == []:
+    if (
+        len(widths) == 1
+        and (width := widths.pop()) > 1
+        and dependent_samples(step, width // 2, dim=1, size=width) == []
+    ):
         return None  # here the first dimension is time, and samples are the second
     site = _first_mixing_site(step, sample, size)
-    return BatchMixingProbe(step=step.tape.step, sample=sample, changed=tuple(dependent), site=site)
+    found = BatchMixingProbe(step=step.tape.step, sample=sample, changed=tuple(dependent), site=site)
+    call = _first_mixing_call(step, sample, size)
+    return found if call is None else replace(found, function=call.name, source=call.source)
 
 
-def _dependent(step: ReplayedStep, sample: int, *, dim: int, size: int) -> list[int] | None:
+def dependent_samples(step: ReplayedStep, sample: int, *, dim: int, size: int) -> list[int] | None:
     """Return the samples other than `sample` whose outputs change with it; None if the outputs are not by sample."""
-    plain = _outputs(step, None)
-    other = _outputs(step, lambda x: _disturb(x, sample, dim, size))
+    plain = model_outputs(step, None)
+    other = model_outputs(step, lambda x: _disturb(x, sample, dim, size))
     gives_losses = not _has_targets(step)
     found: set[int] = set()
     is_by_sample = False
@@ -59,7 +68,7 @@ def _dependent(step: ReplayedStep, sample: int, *, dim: int, size: int) -> list[
     return sorted(found) if is_by_sample else None
 
 
-def _are_related(step: ReplayedStep, size: int) -> bool:
+def are_related(step: ReplayedStep, size: int) -> bool:
     """Say whether samples are nodes of a graph: another input holds a number for each pair of them, or edges."""
     calls = [entry for entry in flatten_entries(step.tape.entries) if isinstance(entry, ModelEntry)]
     given = [x.copy for call in calls for x in external_tensors_in((call.args, call.kwargs))]
@@ -71,7 +80,7 @@ def _are_related(step: ReplayedStep, size: int) -> bool:
     return any(_are_edges(x, size) for x in given[1:])
 
 
-def _learns_inside(step: ReplayedStep) -> bool:
+def learns_inside(step: ReplayedStep) -> bool:
     """Say whether a model is called with weights that the step has computed, which depend on all samples."""
     return any(isinstance(entry, ModelEntry) and entry.replaced for entry in flatten_entries(step.tape.entries))
 
@@ -92,12 +101,17 @@ def _has_targets(step: ReplayedStep) -> bool:
 
 def _repeats(step: ReplayedStep) -> bool:
     """Say whether the outputs are the same if nothing is changed."""
-    return all(torch.equal(a, b) for a, b in zip(_outputs(step, None), _outputs(step, None), strict=True))
+    return all(torch.equal(a, b) for a, b in zip(model_outputs(step, None), model_outputs(step, None), strict=True))
 
 
-def _outputs(step: ReplayedStep, change: Callable[[Tensor], Tensor] | None) -> list[Tensor]:
+def model_outputs(
+    step: ReplayedStep, change: Callable[[Tensor], Tensor] | None, *, seed: int | None = None
+) -> list[Tensor]:
+    """Return what the models of a step give in eval mode, without losses; with a seed, of other random numbers."""
     with step.in_state():
-        player = step.play(forward_only=True, is_training=False, change=change)
+        if seed is not None:
+            torch.manual_seed(seed)
+        player = step.play(forward_only=True, is_training=False, change=change, keeps_generators=seed is None)
     calls = [entry for entry in flatten_entries(step.tape.entries) if isinstance(entry, ModelEntry)]
     pairs = zip(calls, player.outputs, strict=False)
     outputs = [x for call, output in pairs if not is_loss(call) for x in tensors_of(output)]
@@ -122,14 +136,38 @@ def _first_mixing_site(step: ReplayedStep, sample: int, size: int) -> str | None
     """Return the module in whose own code the values of other samples first change with `sample`."""
     plain = _Trail(size)
     with plain.following():
-        _outputs(step, None)
+        model_outputs(step, None)
     other = _Trail(size)
     with other.following():
-        _outputs(step, lambda x: _disturb(x, sample, 0, size))
+        model_outputs(step, lambda x: _disturb(x, sample, 0, size))
     others = [place for place in range(size) if place != sample]
     for (module, a), (_, b) in zip(plain.stops, other.stops, strict=False):
         if a.shape == b.shape and bool(((a - b).abs()[others] > 1e-5 * (float(a.abs().max()) or 1.0)).any()):
             return LOOP if module is None else step.sites.names[step.sites.of_module(module, 0)]
+    return None
+
+
+def _first_mixing_call(step: ReplayedStep, sample: int, size: int) -> CalledFunction | None:
+    """Return the call that first changes other samples, or takes all of them together for one that does."""
+    trails = []
+    for change in (None, lambda x: _disturb(x, sample, 0, size)):
+        sources = replay_sources()
+        trail = FunctionTrail(step.sites, sources)
+        with step.in_state(), trail:
+            step.play(forward_only=True, is_training=False, change=change, sources=sources)
+        trails.append(trail.calls)
+    together: CalledFunction | None = None
+    for plain, other in zip(*trails, strict=False):
+        for a, b in zip(plain.results, other.results, strict=False):
+            if a.shape != b.shape or not a.is_floating_point():
+                continue
+            if a.dim() and a.shape[0] == size:
+                rows = differ(a, b).reshape(size, -1).any(1)
+                rows[sample] = False
+                if bool(rows.any()):
+                    return together or plain
+            elif bool(differ(a, b).any()):
+                together = plain
     return None
 
 

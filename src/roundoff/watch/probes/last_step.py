@@ -12,11 +12,12 @@ import torch
 from roundoff.record.loop.sites import LOOP, Sites
 from roundoff.record.ops.op_table import describe_op
 from roundoff.record.source_lines import Sources
-from roundoff.replay.criterion_calls import criterion_calls
+from roundoff.replay.forward_facts import forward_facts
 from roundoff.replay.player import replay_sources
 from roundoff.replay.replayed_step import ReplayedCodeRaised, ReplayedStep, cut_batch, mean_loss
 from roundoff.runs import EvalModeProbe, Failure, HalfBatchProbe, OverfitProbe, Probe, RandomOp, RunWriter
 from roundoff.torch_private import DispatchMode, calls_of_modules, push_mode, remove_mode
+from roundoff.watch.probes.axes import axes
 from roundoff.watch.probes.batch_mixing import batch_mixing
 from roundoff.watch.probes.fp64_step import fp64_step, gradient_direction
 from roundoff.watch.probes.token_flow import token_flow
@@ -42,7 +43,7 @@ class LastStepProbes:
             is_suspicious: the loss did not go down, so also check whether one batch can be learned.
         """
         deadline = time.monotonic() + self._seconds
-        self._see_criteria(step)
+        self._see_forward(step)
         for name, probe in _probes_for(step, is_suspicious=is_suspicious, until=deadline).items():
             if time.monotonic() > deadline:
                 self._writer.note(f"Probes were cut short after {self._seconds:g} s.")
@@ -57,15 +58,15 @@ class LastStepProbes:
             if found is not None:
                 self._writer.write(found)
 
-    def _see_criteria(self, step: ReplayedStep) -> None:
+    def _see_forward(self, step: ReplayedStep) -> None:
         """Look at the loss functions once more: a later phase of the training may use others."""
         try:
-            for call in criterion_calls(step):
-                self._writer.write(call)
+            for fact in forward_facts(step):
+                self._writer.write(fact)
         except ReplayedCodeRaised:
             return
         except Exception as error:
-            self._writer.write(Failure.of(error, check="fact", name="criteria", step=step.tape.step))
+            self._writer.write(Failure.of(error, check="fact", name="forward", step=step.tape.step))
 
 
 def _probes_for(step: ReplayedStep, *, is_suspicious: bool, until: float) -> dict[str, RunProbe]:
@@ -74,7 +75,12 @@ def _probes_for(step: ReplayedStep, *, is_suspicious: bool, until: float) -> dic
     if is_suspicious:
         probes["overfit"] = lambda step: _overfit(step, until=until)
     if not step.rounds_on_purpose:
-        probes |= {"batch-mixing": batch_mixing, "token-flow": token_flow, "direction": gradient_direction}
+        probes |= {
+            "batch-mixing": batch_mixing,
+            "axes": axes,
+            "token-flow": token_flow,
+            "direction": gradient_direction,
+        }
     return probes | {"wide": fp64_step}
 
 

@@ -1,0 +1,312 @@
+"""Sees whole numbers become others: integers that wrap around, and places that a narrow float rounds together.
+
+Called with each torch function, in a replay or while the loop itself computes. Arithmetic on narrow integers is done
+once more in int64; a counter that is cast, or that a narrow float holds, is followed along its axes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor
+
+from roundoff.record.loop.sites import LOOP
+from roundoff.replay.arguments import tensors_of
+from roundoff.runs import LostNumbers
+from roundoff.torch_private import hidden_from_modes
+
+_MAX_FOUND = 16
+_MAX_ELEMENTS = 2**22
+_NARROW_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32)
+_LARGEST_EXACT = {torch.bfloat16: 2**8, torch.float16: 2**11, torch.float32: 2**24}
+"""Up to here the format represents every integer."""
+_ARITHMETIC = frozenset({
+    "add", "sub", "subtract", "rsub", "mul", "multiply", "neg", "negative", "abs", "absolute", "square", "pow",
+    "add_", "sub_", "mul_", "pow_", "neg_", "matmul", "mm", "bmm", "dot", "mv", "prod", "sum", "cumsum", "cumprod",
+    "addcmul", "__add__", "__radd__", "__iadd__", "__sub__", "__rsub__", "__isub__", "__mul__", "__rmul__", "__imul__",
+    "__pow__", "__rpow__", "__ipow__", "__neg__", "__abs__", "__matmul__", "square_",
+})  # fmt: skip
+_CASTS = frozenset({
+    "to", "type", "type_as", "float", "half", "bfloat16", "byte", "char", "short", "int", "_to_copy"
+})  # fmt: skip
+_COUNTS = frozenset({
+    "arange", "range", "linspace", "cumsum", "outer", "ger", "matmul", "bmm", "mm", "einsum", "mul", "__mul__",
+    "__rmul__", "__matmul__", "add", "__add__", "__radd__",
+})  # fmt: skip
+"""Functions whose result may count places in a narrow format from the beginning."""
+_ANGLES = frozenset({"sin", "cos", "sin_", "cos_"})
+_MODULAR = frozenset({
+    "remainder", "fmod", "__mod__", "__rmod__", "__imod__", "remainder_", "bitwise_and", "bitwise_or", "bitwise_xor",
+    "bitwise_not", "bitwise_right_shift", "bitwise_left_shift", "__and__", "__or__", "__xor__", "__invert__",
+    "__rshift__", "__lshift__", "__iand__", "__ixor__", "__ior__", "__irshift__", "__ilshift__", "where",
+})  # fmt: skip
+"""Functions whose operands may wrap on purpose, as those of a hash; or of which not every number is used."""
+_NAMES = _ARITHMETIC | _CASTS | _COUNTS | _ANGLES | _MODULAR
+
+
+@dataclass(slots=True)
+class _Followed:
+    """A tensor with lost numbers, until it is known whether they matter."""
+
+    tensor: ref[Tensor]
+    found: LostNumbers
+
+
+class LostNumbersFinder:
+    """Looks at calls of torch functions.
+
+    Args:
+        waits: look at tensors on accelerators, too, which means to wait for them.
+    """
+
+    def __init__(self, *, waits: bool) -> None:
+        self.failure: Exception | None = None
+        """An error of ours, after which nothing is looked at any more."""
+        self._waits = waits
+        self._found: list[LostNumbers] = []
+        self._followed: dict[int, _Followed] = {}
+
+    def wants(self, name: str) -> bool:
+        """Say whether a call of a function is worth looking at."""
+        return name in _NAMES or bool(self._followed)
+
+    def before(self, name: str, args: tuple[Any, ...]) -> Any:
+        """Look at the arguments of a function that is about to be called; `after` is to be given the answer."""
+        return None if self.failure is not None else self._guard(lambda: self._widen(name, args))
+
+    def after(
+        self,
+        function: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+        wide: Any,
+        place: Callable[[], tuple[str, str | None]],
+    ) -> None:
+        """Look at what a function returned.
+
+        Args:
+            function: what was called.
+            args: its arguments.
+            kwargs: those given by name.
+            result: what it returned.
+            wide: the answer of `before`.
+            place: returns site and source line of the call; asked only if it loses something.
+        """
+        if self.failure is None:
+            name = getattr(function, "__name__", "")
+            self._guard(lambda: self._look(function, name, args, kwargs, result, wide, place))
+
+    def _guard(self, look: Callable[[], Any]) -> Any:
+        try:
+            with hidden_from_modes(), torch.no_grad():
+                return look()
+        except Exception as error:
+            self.failure = error
+            return None
+
+    def _look(
+        self, function: Any, name: str, args: Any, kwargs: Any, result: Any, wide: Any, place: Callable[[], Any]
+    ) -> None:
+        if self._followed:
+            self._follow(name, args, kwargs, result)
+        lost = self._find(function, name, args, kwargs, result, wide)
+        if lost is not None:
+            site, source = place()
+            self._note(replace(lost, site=site, source=source), result)
+
+    def _widen(self, name: str, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """Return the arguments in int64 where narrow integers are computed with: the call may write into them."""
+        if name not in _ARITHMETIC or not args:
+            return None
+        tensors = [x for x in args if isinstance(x, Tensor)]
+        if not any(x.dtype in _NARROW_INTEGERS for x in tensors) or not all(map(_is_small_and_whole, tensors)):
+            return None
+        if not self._waits and not all(x.is_cpu for x in tensors):
+            return None
+        return tuple(x.long() if isinstance(x, Tensor) else x for x in args)
+
+    def _find(
+        self, function: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, wide: Any
+    ) -> LostNumbers | None:
+        """Return what a call has lost, without its place."""
+        if not _is_plain(result) or not 0 < result.numel() <= _MAX_ELEMENTS or not (self._waits or result.is_cpu):
+            return None
+        if wide is not None:
+            exact = function(*wide, **kwargs)
+            return _wrapped(name, wide, exact, result) if isinstance(exact, Tensor) else None
+        if name in _CASTS and args and _is_plain(args[0]):
+            return _lost_in_cast(name, args[0], result)
+        if name in _COUNTS:
+            return _lost_count(name, result)
+        return _lost_angles(name, args)
+
+    def _note(self, lost: LostNumbers, result: Tensor) -> None:
+        """Keep what was lost; if it may be on purpose, until the script has shown that it is not."""
+        if lost.is_angle:
+            self._found.append(lost)
+        else:
+            self._followed[id(result)] = _Followed(ref(result), lost)
+
+    def take(self) -> list[LostNumbers]:
+        """Return what was lost since the last time, each place once."""
+        followed = [each.found for each in self._followed.values()]
+        # what is rounded and counts nothing is a fault only as an angle
+        certain = [found for found in followed if found.kind == "wrapped" or found.is_counter]
+        found = {
+            (lost.kind, lost.function, lost.source, lost.site): lost for lost in reversed([*self._found, *certain])
+        }
+        self._found, self._followed = [], {}
+        return list(reversed(found.values()))[:_MAX_FOUND]
+
+    def _follow(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Drop what wraps on purpose; keep what becomes an angle; follow the rest."""
+        for x in tensors_of((args, kwargs)):
+            known = self._followed.get(id(x))
+            if known is None or known.tensor() is not x:
+                continue
+            if name in _MODULAR and known.found.kind == "wrapped":
+                self._followed = {key: each for key, each in self._followed.items() if each.found is not known.found}
+            elif name in _ANGLES:
+                self._found.append(replace(known.found, is_angle=True))
+            elif isinstance(result, Tensor) and id(result) not in self._followed:
+                self._followed[id(result)] = _Followed(ref(result), known.found)
+
+
+def _is_plain(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.layout is torch.strided and not x.is_complex() and not x.is_nested
+
+
+def _is_small_and_whole(x: Tensor) -> bool:
+    is_whole = not x.is_floating_point() and x.dtype is not torch.bool
+    return _is_plain(x) and is_whole and x.numel() <= _MAX_ELEMENTS
+
+
+def _wrapped(name: str, given: Sequence[Any], exact: Tensor, result: Tensor) -> LostNumbers | None:
+    """Compare a result of narrow integers with the one in int64."""
+    if result.dtype not in _NARROW_INTEGERS or exact.shape != result.shape or exact.dtype is not torch.int64:
+        return None
+    lost = exact != result.long()
+    num_lost = int(lost.sum())
+    if not num_lost:
+        return None
+    place = int(lost.flatten().nonzero()[0])
+    operands: list[float] = []
+    if not name.removeprefix("__").startswith(("matmul", "mm", "bmm", "dot", "mv", "sum", "prod", "cum")):
+        for x in given[:2]:
+            at = x.expand_as(exact).flatten()[place] if isinstance(x, Tensor) else x
+            operands += [float(at)] if isinstance(at, (int, float, Tensor)) else []
+    return LostNumbers(
+        step=0,
+        kind="wrapped",
+        function=name,
+        site=LOOP,
+        dtype=_name(result.dtype),
+        given=tuple(operands),
+        exact=float(exact.flatten()[place]),
+        result=float(result.flatten()[place]),
+        num_lost=num_lost,
+        num_elements=result.numel(),
+    )
+
+
+def _lost_in_cast(name: str, x: Tensor, result: Tensor) -> LostNumbers | None:
+    """Find numbers that do not fit into narrower integers, and counters that a float rounds together."""
+    if x.shape != result.shape or x.dtype == result.dtype or x.dtype is torch.bool:
+        return None
+    if result.dtype in _NARROW_INTEGERS:
+        if not x.is_floating_point() and result.dtype in (torch.uint8, torch.int8):
+            return None  # the lowest byte may be what is wanted
+        exact = _on_host(x).trunc()
+        exact = torch.where(exact.isfinite() & (exact.abs() < 2**62), exact, 0.0).long()
+        return _wrapped(name, (exact,), exact, torch.where(x.isfinite(), result, 0).cpu())
+    limit = _LARGEST_EXACT.get(result.dtype)
+    if limit is None or (x.is_floating_point() and x.element_size() <= result.element_size()):
+        return None
+    if not x.is_floating_point() and torch.iinfo(x.dtype).max <= limit:
+        return None
+    if not float(x.detach().abs().max()) > limit:
+        return None
+    exact, rounded = _on_host(x), _on_host(result)
+    if not bool((exact == exact.round()).all()):
+        return None
+    for axis in range(x.dim()):
+        counts, gaps = exact.diff(dim=axis), rounded.diff(dim=axis)
+        if counts.numel() and bool((counts > 0).all()) and bool((gaps == 0).any()):
+            first = exact.narrow(axis, 1, x.shape[axis] - 1)[gaps == 0].flatten()[0]
+            same = rounded.narrow(axis, 1, x.shape[axis] - 1)[gaps == 0].flatten()[0]
+            num_lost = int((gaps == 0).sum())
+            lost = _rounded(name, result, exact=float(first), got=float(same), num_lost=num_lost)
+            return replace(lost, is_counter=True)
+    wrong = exact != rounded
+    if x.is_floating_point() or result.dtype is torch.float32 or not bool(wrong.any()):
+        return None
+    first, got = float(exact[wrong][0]), float(rounded[wrong][0])
+    return _rounded(name, result, exact=first, got=got, num_lost=int(wrong.sum()))
+
+
+def _lost_count(name: str, result: Tensor) -> LostNumbers | None:
+    """Find a counter in a narrow float: it counts one by one as far as the format can, and then repeats numbers."""
+    limit = _LARGEST_EXACT.get(result.dtype)
+    if limit is None or result.dtype is torch.float32:
+        return None
+    for axis, size in enumerate(result.shape):
+        if size <= limit + 1:
+            continue
+        line = _on_host(result.movedim(axis, 0).reshape(size, -1)[:, 0])
+        start = float(line[0])
+        if start not in (0.0, 1.0) or not torch.equal(line[: limit - 1], start + torch.arange(limit - 1.0).to(line)):
+            continue
+        repeats = line.diff() == 0
+        if bool(repeats.any()):
+            place = int(repeats.nonzero()[0]) + 1
+            num_lost = int(repeats.sum())
+            lost = _rounded(name, result, exact=start + place, got=float(line[place]), num_lost=num_lost)
+            return replace(lost, num_elements=size, is_counter=True)
+    return None
+
+
+def _lost_angles(name: str, args: tuple[Any, ...]) -> LostNumbers | None:
+    """Find sines and cosines of numbers whose neighbours in their format are a radian or more away."""
+    x = args[0] if name in _ANGLES and args else None
+    if not _is_plain(x) or x.dtype not in (torch.float16, torch.bfloat16) or not 0 < x.numel() <= _MAX_ELEMENTS:
+        return None
+    sizes, limit = x.detach().abs(), _LARGEST_EXACT[x.dtype]
+    largest = float(sizes.max())
+    if not limit <= largest < float("inf"):
+        return None
+    lost = _rounded(name, x, exact=largest, got=largest, num_lost=int((sizes >= limit).sum()))
+    return replace(lost, is_angle=True)
+
+
+def _on_host(x: Tensor) -> Tensor:
+    """Return the numbers in fp64, which not every accelerator has."""
+    return x.detach().cpu().double()
+
+
+def _rounded(name: str, result: Tensor, *, exact: float, got: float, num_lost: int) -> LostNumbers:
+    return LostNumbers(
+        step=0,
+        kind="rounded",
+        function=name,
+        site=LOOP,
+        dtype=_name(result.dtype),
+        exact=exact,
+        result=got,
+        num_lost=num_lost,
+        num_elements=result.numel(),
+    )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def lost_in_tensor(x: Tensor, name: str) -> LostNumbers | None:
+    """Find a counter in a tensor that was there already, in a format that rounds it."""
+    is_read = _is_plain(x) and not x.requires_grad and 0 < x.numel() <= _MAX_ELEMENTS
+    return _lost_count(name, x) if is_read else None
