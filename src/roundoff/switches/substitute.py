@@ -23,7 +23,16 @@ from roundoff.record.ops.op_table import OpInfo, written_arguments
 from roundoff.record.ops.site_tracking import PLAIN
 from roundoff.record.reference.exact_rerun import as_computed, computes_numbers
 from roundoff.record.reference.op_call import OpCall, Signature
-from roundoff.switches import implementations
+from roundoff.switches.implementations import (
+    Implementation,
+    NotImplementedHereError,
+    Results,
+    UsersFunction,
+    implementation_named,
+    is_torchs_own,
+    results_of,
+    runs_own_kernel,
+)
 from roundoff.switches.op_listing import listing_ops, write_listing
 
 _FURTHER_MODEL: Final = re.compile(r"(?:[^\W\d]\w*(?:#\d+)?|[^:]*[*?\[][^:]*):[^:]*")
@@ -133,7 +142,7 @@ class Substituter:
     Views, random ops and ops without numbers are never substituted.
     """
 
-    def __init__(self, implementation: implementations.Implementation, chosen: ChosenOps) -> None:
+    def __init__(self, implementation: Implementation, chosen: ChosenOps) -> None:
         self.num_substituted = 0
         self.num_left: Counter[str] = Counter()
         """How often each chosen op was not substituted, because the other implementation has no version of it."""
@@ -165,7 +174,7 @@ class Substituter:
         result = func(*args, **kwargs)
         if before is not None:
             with torch_private.hidden_from_modes(), torch.no_grad():
-                self._replace(before, info, implementations.results_of(call, info, result))
+                self._replace(before, info, results_of(call, info, result))
         return result
 
     def leave(self, op: str, why: str) -> None:
@@ -189,11 +198,11 @@ class Substituter:
         copies = {id(x): x.clone() for x in tensors if _memory_address(x) in memory}
         return call.change_tensors(lambda x: copies.get(id(x), x))
 
-    def _replace(self, call: OpCall, info: OpInfo, results: implementations.Results) -> None:
+    def _replace(self, call: OpCall, info: OpInfo, results: Results) -> None:
         try:
             others = self._implementation(as_computed(call, len(results.returned)), info)
             _check_shapes(results, others)
-        except implementations.NotImplementedHereError as error:
+        except NotImplementedHereError as error:
             if str(error):
                 self.leave(info.name, str(error))
             return
@@ -207,7 +216,7 @@ class Substituter:
         ]
         _overwrite([own for own, _ in only_written], [other for _, other in only_written])
         self.num_substituted += 1
-        if implementations.runs_own_kernel(self._implementation, call.signature.op, info.name):
+        if runs_own_kernel(self._implementation, call.signature.op, info.name):
             self.num_own_kernel[info.name] += 1
 
     def _signature(self, func: Any) -> Signature | None:
@@ -216,7 +225,7 @@ class Substituter:
         return self._signatures[func]
 
 
-def _check_shapes(results: implementations.Results, others: implementations.Results) -> None:
+def _check_shapes(results: Results, others: Results) -> None:
     """Raise if the results do not match, before anything is overwritten."""
     if len(results.returned) != len(others.returned):
         raise ValueError(f"the other implementation gives {len(others.returned)} results, not {len(results.returned)}.")
@@ -260,14 +269,14 @@ def turning_on(value: str, options: Mapping[str, str]) -> contextlib.AbstractCon
     Raises:
         SwitchError: the implementation does not exist, or the list of ops is invalid.
     """
-    implementation = implementations.implementation_named(value)
+    implementation = implementation_named(value)
     if "list" in options:
         return _listing_into(Path(options["list"]), value)
     return substituting(implementation, ChosenOps.from_text(options.get("ops")))
 
 
 @contextlib.contextmanager
-def substituting(implementation: implementations.Implementation, chosen: ChosenOps) -> Iterator[Substituter]:
+def substituting(implementation: Implementation, chosen: ChosenOps) -> Iterator[Substituter]:
     """Run the chosen ops of the block through `implementation`; everything else stays the same bit for bit.
 
     Compiled models run eagerly inside the block. At its end a warning says what could not be substituted.
@@ -276,7 +285,7 @@ def substituting(implementation: implementations.Implementation, chosen: ChosenO
     interceptor = OpInterceptor(substituter)
     with contextlib.ExitStack() as stack:
         stack.enter_context(interceptor.running())
-        if isinstance(implementation, implementations.UsersFunction):
+        if isinstance(implementation, UsersFunction):
             mode = _UsersOps(implementation, chosen, substituter, interceptor)
             torch_private.push_function_mode(mode)
             stack.callback(torch_private.remove_function_mode, mode)
@@ -317,11 +326,7 @@ class _UsersOps(torch_private.FunctionMode):
     """
 
     def __init__(
-        self,
-        users: implementations.UsersFunction,
-        chosen: ChosenOps,
-        substituter: Substituter,
-        interceptor: OpInterceptor,
+        self, users: UsersFunction, chosen: ChosenOps, substituter: Substituter, interceptor: OpInterceptor
     ) -> None:
         super().__init__()
         self._function = users.function
@@ -349,4 +354,4 @@ def _registered_op(func: Any) -> str | None:
     if not isinstance(func, torch_private.OpOverloadPacket):
         return None
     name = str(func)  # `__name__` has no library
-    return None if implementations.is_torchs_own(name) else name
+    return None if is_torchs_own(name) else name

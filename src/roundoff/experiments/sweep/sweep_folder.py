@@ -12,9 +12,18 @@ from roundoff.errors import RoundoffError, SweepError
 from roundoff.experiments.engine.scheduler import Backend, run_tasks
 from roundoff.experiments.engine.task import Task, TaskOutcome
 from roundoff.experiments.experiment_folder import ExperimentFolder
-from roundoff.experiments.sweep import sweep_rows
 from roundoff.experiments.sweep.axes import SWEEP_SETTINGS, setting_text
 from roundoff.experiments.sweep.definition import PlannedTraining, Sweep
+from roundoff.experiments.sweep.sweep_rows import (
+    RowColumn,
+    SweepRow,
+    append_row,
+    is_nonfinite,
+    read_rows,
+    rows_csv,
+    shown_columns,
+    summarize_rows,
+)
 from roundoff.files import write_atomically
 from roundoff.report.parts import Cell, Mark, TableColumn
 from roundoff.report.sweep_page import SweepPage, SweepPageRow, sweep_page
@@ -65,7 +74,7 @@ class StoredRow:
 
     key: str
     labels: Mapping[str, str]
-    row: sweep_rows.SweepRow | None
+    row: SweepRow | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +88,7 @@ class StoredSweep:
     """The requested rows, in order."""
 
     @property
-    def rows(self) -> list[sweep_rows.SweepRow]:
+    def rows(self) -> list[SweepRow]:
         """The finished rows."""
         return [each.row for each in self.planned if each.row is not None]
 
@@ -103,7 +112,7 @@ def read_sweep_folder(path: Path) -> StoredSweep:
     """
     folder = SweepFolder(path=path)
     request = folder.read_request()
-    rows = sweep_rows.read_rows(folder.rows)
+    rows = read_rows(folder.rows)
     try:
         return StoredSweep(
             name=str(request["name"]),
@@ -117,7 +126,7 @@ def read_sweep_folder(path: Path) -> StoredSweep:
         ) from error
 
 
-def _stored_row(row: sweep_rows.SweepRow | None, *, key: str, labels: Mapping[str, object]) -> StoredRow:
+def _stored_row(row: SweepRow | None, *, key: str, labels: Mapping[str, object]) -> StoredRow:
     """Return a row with the labels of the request: renaming a label changes no number."""
     if not key.isalnum():
         raise ValueError(f"{key!r} is not a key")  # checked because it becomes the name of a file
@@ -136,7 +145,7 @@ def write_results(folder: SweepFolder) -> StoredSweep:
     """Write the rows so far as CSV and as a page into their folder, and return them; see `read_sweep_folder`."""
     sweep = read_sweep_folder(folder.path)
     try:
-        write_atomically(folder.csv, sweep_rows.rows_csv(sweep.rows, sweep.axes).encode())
+        write_atomically(folder.csv, rows_csv(sweep.rows, sweep.axes).encode())
         write_atomically(folder.page, sweep_page(make_sweep_page(sweep, folder)).encode())
     except OSError as error:
         raise SweepError.explain(f"'{error.filename}' cannot be written.", why=f"{error.strerror}.") from error
@@ -148,12 +157,12 @@ def make_sweep_page(sweep: StoredSweep, folder: SweepFolder) -> SweepPage:
     rows = sweep.rows
     common = _common_settings(rows)
     defaults = TrainConfig().to_object()
-    measures = sweep_rows.shown_columns(rows)
+    measures = shown_columns(rows)
     varying = [name for name in SWEEP_SETTINGS if name not in common]
     return SweepPage(
         title=f"Sweep {sweep.name}",
         description=sweep.description,
-        summary=sweep_rows.summarize_rows(rows, num_planned=len(sweep.planned)),
+        summary=summarize_rows(rows, num_planned=len(sweep.planned)),
         columns=[
             *(TableColumn(name=axis) for axis in sweep.axes),
             *(TableColumn(name=measure.name, is_number=True) for measure in measures),
@@ -171,7 +180,7 @@ def _page_row(
     kept: StoredRow,
     *,
     axes: Sequence[str],
-    measures: Sequence[sweep_rows.RowColumn],
+    measures: Sequence[RowColumn],
     varying: Sequence[str],
     losses: Sequence[float],
 ) -> SweepPageRow:
@@ -192,15 +201,15 @@ def _page_row(
     )
 
 
-def _row_status(row: sweep_rows.SweepRow | None) -> tuple[str, Mark | None]:
+def _row_status(row: SweepRow | None) -> tuple[str, Mark | None]:
     if row is None:
         return "not finished yet", "waiting"
     if row.failure is not None:
         return "failed", "failed"
-    return ("went non-finite", "bad") if sweep_rows.is_nonfinite(row) else ("trained", None)
+    return ("went non-finite", "bad") if is_nonfinite(row) else ("trained", None)
 
 
-def _common_settings(rows: Sequence[sweep_rows.SweepRow]) -> dict[str, object]:
+def _common_settings(rows: Sequence[SweepRow]) -> dict[str, object]:
     """Return the settings that are equal in every row."""
     first = rows[0].settings if rows else {}
     return {
@@ -214,7 +223,7 @@ def _setting_texts(settings: Mapping[str, object]) -> dict[str, str]:
     return {name: setting_text(name, value) for name, value in settings.items()}
 
 
-OnRow = Callable[[sweep_rows.SweepRow, bool], None]
+OnRow = Callable[[SweepRow, bool], None]
 """Called with each row, and whether it was trained now (not read from the folder)."""
 
 
@@ -226,7 +235,7 @@ def run_sweep(
     on: Backend = "pool",
     resume: bool = False,
     on_row: OnRow | None = None,
-) -> list[sweep_rows.SweepRow]:
+) -> list[SweepRow]:
     """Run all trainings of a sweep, `jobs` at a time, here or on a cluster, and return its rows in order.
 
     Each row is written to `folder`/rows.jsonl as soon as it is finished; however this ends, the rows so far are also
@@ -239,12 +248,12 @@ def run_sweep(
     """
     files = SweepFolder(path=folder)
     kept = _read_finished_rows(sweep, files, resume=resume)
-    rows: dict[str, sweep_rows.SweepRow] = {}
+    rows: dict[str, SweepRow] = {}
 
-    def add_row(row: sweep_rows.SweepRow, *, is_new: bool) -> None:
+    def add_row(row: SweepRow, *, is_new: bool) -> None:
         rows[row.key] = row
         if is_new:
-            sweep_rows.append_row(files.rows, row)
+            append_row(files.rows, row)
         if on_row is not None:
             on_row(row, is_new)
 
@@ -267,8 +276,8 @@ def run_sweep(
     return [rows[training.key] for training in sweep.trainings]
 
 
-def _read_finished_rows(sweep: Sweep, files: SweepFolder, *, resume: bool) -> Mapping[str, sweep_rows.SweepRow]:
-    before = sweep_rows.read_rows(files.rows)
+def _read_finished_rows(sweep: Sweep, files: SweepFolder, *, resume: bool) -> Mapping[str, SweepRow]:
+    before = read_rows(files.rows)
     if before and not resume:
         held = plural(len(before), "row")
         num_done = sum(training.key in before for training in sweep.trainings)
@@ -295,7 +304,7 @@ def _row_task(training: PlannedTraining, number: int, files: SweepFolder) -> Tas
     return Task(name=training.key, call=train, argument=config, log=files.log(number))
 
 
-def _make_row(training: PlannedTraining, outcome: TaskOutcome) -> sweep_rows.SweepRow:
+def _make_row(training: PlannedTraining, outcome: TaskOutcome) -> SweepRow:
     common: dict[str, Any] = {
         "key": training.key,
         "labels": training.labels,
@@ -305,7 +314,7 @@ def _make_row(training: PlannedTraining, outcome: TaskOutcome) -> sweep_rows.Swe
     if outcome.failure is not None:
         log = outcome.task.log
         where = f" ({log})" if log is not None and log.exists() else ""
-        return sweep_rows.SweepRow(
+        return SweepRow(
             **common, failure=outcome.failure, seconds=outcome.seconds, note=f"failed: {outcome.failure}{where}"
         )
-    return sweep_rows.SweepRow(**common, **outcome.value)
+    return SweepRow(**common, **outcome.value)

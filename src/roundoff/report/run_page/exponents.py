@@ -11,7 +11,16 @@ from typing import Any, Literal
 import numpy as np
 
 from roundoff.diagnose.diagnosis import RunView
-from roundoff.diagnose.numbers import format_ranges
+from roundoff.diagnose.numbers.format_ranges import (
+    FORMATS,
+    Counts,
+    CutOff,
+    Range,
+    bucket_begin,
+    cut_offs,
+    fixed_range,
+    range_of,
+)
 from roundoff.diagnose.wording import format_of, largest_of
 from roundoff.report.markup import Html, join_html, tag
 from roundoff.report.parts import Cell, TableColumn, TableRow, percent, table
@@ -117,11 +126,7 @@ def _table(tensors: Sequence[TensorExponents], places: Sequence[int]) -> Html:
         TableColumn(name="step", is_number=True),
         TableColumn(name="format"),
         TableColumn(name="absmax", is_number=True),
-        *(
-            TableColumn(name=f"{name} {what}", is_number=True)
-            for name in format_ranges.FORMATS[1:]
-            for what in ("beyond", "lost")
-        ),
+        *(TableColumn(name=f"{name} {what}", is_number=True) for name in FORMATS[1:] for what in ("beyond", "lost")),
     ]
     return table(columns, [_row(tensors[place], place) for place in places], noun="tensors")
 
@@ -136,7 +141,7 @@ def _row(each: TensorExponents, place: int) -> TableRow:
         Cell(shown=format_of(each.dtype), value=each.dtype),
         Cell(shown=f"{each.absmax:.3g}", value=each.absmax),
     ]
-    for cut in each.cuts[1 : len(format_ranges.FORMATS)]:
+    for cut in each.cuts[1 : len(FORMATS)]:
         cells += [Cell(shown=percent(share), value=share) for share in (cut.beyond, cut.lost)]
     return TableRow(cells=cells)
 
@@ -168,8 +173,8 @@ def _values(tensors: Sequence[TensorExponents], *, first: int) -> JsonValue:
     return {
         "first": first,
         "kinds": dict(_KINDS),
-        "begins": [format_ranges.bucket_begin(bucket) for bucket in range(len(tensors[0].counts) + 1)],
-        "formats": [_range(format_ranges.range_of(name)) for name in format_ranges.FORMATS],
+        "begins": [bucket_begin(bucket) for bucket in range(len(tensors[0].counts) + 1)],
+        "formats": [_range(range_of(name)) for name in FORMATS],
         "steps": list(steps),
         "sites": list(sites),
         "tensors": rows,
@@ -186,7 +191,7 @@ def _about(each: TensorExponents) -> str:
     return ", ".join(facts)
 
 
-def _range(each: format_ranges.Range) -> dict[str, JsonValue]:
+def _range(each: Range) -> dict[str, JsonValue]:
     return {
         "name": each.name,
         "largest": math.log2(each.largest),
@@ -211,15 +216,15 @@ class TensorExponents:
     num_elements: int
     num_nonfinite: int
     num_zero: int
-    counts: format_ranges.Counts
-    cuts: Sequence[format_ranges.CutOff]
+    counts: Counts
+    cuts: Sequence[CutOff]
     """By `FORMATS`, then fixed point."""
-    fixed: format_ranges.Range | None
+    fixed: Range | None
 
     @property
     def badness(self) -> tuple[bool, float, float, float]:
         """What it is ranked by: shares that fp16, e5m2 and e4m3 would lose or not hold; a single number comes last."""
-        fp16, e5m2, e4m3 = (cut.beyond + cut.lost for cut in self.cuts[1 : len(format_ranges.FORMATS)])
+        fp16, e5m2, e4m3 = (cut.beyond + cut.lost for cut in self.cuts[1 : len(FORMATS)])
         return self.num_elements > 1, fp16, e5m2, e4m3
 
 
@@ -284,8 +289,8 @@ def _tensor(row: dict[str, Any], *, num_bits: int) -> TensorExponents:
     ends = [abs(end) for end in (row["min"], row["max"]) if isinstance(end, float) and end == end]
     absmax = max(ends, default=0.0)
     counts = np.frombuffer(row["histogram"], dtype="<u2")
-    fixed = format_ranges.fixed_range(absmax, num_bits=num_bits)
-    ranges = [*map(format_ranges.range_of, format_ranges.FORMATS), *([fixed] if fixed is not None else [])]
+    fixed = fixed_range(absmax, num_bits=num_bits)
+    ranges = [*map(range_of, FORMATS), *([fixed] if fixed is not None else [])]
     kind = _kind(row)
     microbatch = f", microbatch {row['microbatch']}" if row["microbatch"] else ""
     name = row["parameter"] if row["op"] in ("parameter", "gradient") else f"{row['op']}#{row['nth']}"
@@ -303,7 +308,7 @@ def _tensor(row: dict[str, Any], *, num_bits: int) -> TensorExponents:
         num_nonfinite=row["num_nan"] + row["num_posinf"] + row["num_neginf"],
         num_zero=row["num_zero"],
         counts=counts,
-        cuts=format_ranges.cut_offs(
+        cuts=cut_offs(
             counts,
             absmax=absmax,
             ranges=ranges,
