@@ -76,6 +76,10 @@ class CriterionWatcher(FunctionMode):
 
     def _describe(self, name: str, given: dict[str, Any], result: Tensor) -> CriterionCall:
         scores, target = given["input"].detach(), given["target"].detach()
+        if name == "ctc_loss":
+            values = _values_of_ctc(scores, target, given)
+        else:
+            values = self._values(scores, target, given.get("ignore_index"))
         line = self._sources.here()
         return CriterionCall(
             step=self._step,
@@ -90,7 +94,7 @@ class CriterionWatcher(FunctionMode):
             made_by=maker_of(given["input"]),
             value=float(result.detach()) if result.numel() == 1 else None,
             num_targets=target.numel(),
-            **self._values(scores, target, given.get("ignore_index")),
+            **values,
         )
 
     def _values(self, scores: Tensor, target: Tensor, ignored: Any) -> dict[str, Any]:
@@ -167,12 +171,29 @@ def _arguments(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, An
             given = dict(zip(("input", "target"), args, strict=False), **kwargs)
         given.setdefault("ignore_index", -100 if name in ("cross_entropy", "nll_loss") else None)
         given.setdefault("reduction", "mean")
+        if name == "ctc_loss":
+            given |= {"input": given.get("log_probs"), "target": given.get("targets")}
         return dict(given) if _is_whole(given.get("input")) and _is_whole(given.get("target")) else None
     if name in _PAIRS and len(args) == 2 and all(map(_is_whole, args)):
         scores, target = args if args[0].requires_grad else args[::-1]
         if scores.requires_grad and not target.requires_grad and _is_stretched(scores, target):
             return {"input": scores, "target": target}
     return None
+
+
+def _values_of_ctc(scores: Tensor, target: Tensor, given: dict[str, Any]) -> dict[str, Any]:
+    """Describe what a CTC loss gets; what is beyond the length of a row of targets does not count."""
+    lengths = torch.as_tensor(given["target_lengths"], device=target.device).reshape(-1)
+    if target.dim() == 2:
+        target = target[torch.arange(target.shape[1], device=target.device) < lengths[:, None]]
+    if not scores.numel() or scores.numel() > _MAX_ELEMENTS:
+        return {}
+    return {
+        "input_min": float(scores.min()),
+        "input_max": float(scores.max()),
+        "num_counted": target.numel(),
+        "num_blank": int((target == given.get("blank", 0)).sum()),
+    }
 
 
 def _is_whole(x: Any) -> bool:

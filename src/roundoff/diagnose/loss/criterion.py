@@ -17,6 +17,8 @@ _MATCH = 0.99
 _NO_MATCH = 0.9
 _MIN_PADDING = 0.1
 """The share of padding among the targets that matters."""
+_ABOVE_ONE = 0.05
+"""A logarithm that rounding does not explain: the probability would be above 1."""
 _UNEVEN = 1.25
 """By how much the numbers of counted targets of two microbatches must differ to matter."""
 
@@ -75,11 +77,12 @@ def broadcast_losses(run: Run, rank: int) -> Finding | None:
     Code(
         name="loss-input-kind",
         means="A loss function gets another kind of number than it expects: probabilities instead of their logarithms "
-        "or of logits.",
-        fix="Pass what the loss function expects: the values before the last softmax or sigmoid, or `log_softmax`.",
+        "or of logits, logits instead of logarithms, targets beyond 0 and 1, or labels that mean something else.",
+        fix="Pass what the loss function expects: the values before the last softmax or sigmoid, or `log_softmax`; "
+        "targets between 0 and 1.",
     ),
     order=405,
-    checks="probabilities, logarithms and logits passed to the wrong loss function",
+    checks="what loss functions get: probabilities, logarithms, logits, targets",
     needs=[_seen_criteria],
 )
 @on_first_rank
@@ -100,8 +103,7 @@ def wrong_input_kinds(run: Run, rank: int) -> Finding | None:
             phase="forward",
             source=call.source,
             title=f"{call.function} gets {got} instead of {expected}",
-            why=f"{call.function} expects {expected}; it gets {got}, between {format_short(call.input_min or 0.0)} and "
-            f"{format_short(call.input_max or 0.0)}{_maker(call)}{proof}",
+            why=f"{call.function} expects {expected}; it gets {got}{_between(call, got)}{_maker(call)}{proof}",
             fix=fix,
             evidence=({"function": call.function, "made_by": call.made_by, "value": call.value},),
         )
@@ -122,11 +124,33 @@ def _mismatch(call: CriterionCall) -> tuple[str, str, str] | None:
         return "probabilities as its target", "their logarithms", "pass log_target=True, or exp() of the target"
     if call.function == "binary_cross_entropy_with_logits" and call.made_by in ("sigmoid", "softmax"):
         return "logits", "probabilities", f"pass the values before the {call.made_by}, or use binary_cross_entropy"
+    if call.function in ("nll_loss", "ctc_loss") and (call.input_max or 0.0) > _ABOVE_ONE:
+        return "logarithms of probabilities", "logits", "pass log_softmax of them"  # no probability is above 1
+    return _mismatch_of_targets(call)
+
+
+def _mismatch_of_targets(call: CriterionCall) -> tuple[str, str, str] | None:
+    low, high = call.target_min or 0.0, call.target_max or 0.0
+    if call.function.startswith("binary_cross_entropy") and (low < 0.0 or high > 1.0):
+        fix = f"divide the targets by {format_short(high)}" if low >= 0 else "map the targets to 0 and 1"
+        return "targets between 0 and 1", f"targets from {format_short(low)} to {format_short(high)}", fix
+    if call.function == "ctc_loss" and call.num_blank:
+        got = f"the blank {call.num_blank} times among {plural(call.num_counted or 0, 'target')}"
+        fix = "number the labels so that none is the blank: from 1 on for blank=0, or blank=num_classes"
+        return "labels other than the blank", got, fix
     return None
 
 
+def _between(call: CriterionCall, got: str) -> str:
+    if "target" in got:
+        return (
+            "; beyond that the loss has no lower bound" if call.function != "ctc_loss" else ", which it never predicts"
+        )
+    return f", between {format_short(call.input_min or 0.0)} and {format_short(call.input_max or 0.0)}"
+
+
 def _maker(call: CriterionCall) -> str:
-    return f", from a {call.made_by}" if call.made_by else ""
+    return f", from a {call.made_by}" if call.made_by in ("softmax", "sigmoid") else ""
 
 
 @rule(

@@ -55,6 +55,7 @@ _FACTOR_TOLERANCE = 1e-3
         means="The gradients of several batches are added but not averaged, so the right learning rate depends on "
         "their number.",
         fix="Divide each loss by the number of batches in a step.",
+        leads_to=(FaultEffect.BLOWS_UP,),
     ),
     order=720,
     checks="accumulated gradients",

@@ -135,8 +135,10 @@ def _lost_state_finding(found: _Resumption) -> Finding:
 @rule(
     Code(
         name="checkpoint-not-loaded",
-        means="A load with `strict=False` loaded nothing or almost nothing, because the names do not match.",
-        fix="Rename the keys (the verdict names the prefix that would match), and check what the load returns.",
+        means="A load with `strict=False` loaded nothing or almost nothing, because the names do not match; or what "
+        "was loaded are the model's own tensors, which `state_dict()` returns without copying them.",
+        fix="Rename the keys (the verdict names the prefix that would match), and check what the load returns. Keep "
+        "weights for later as `copy.deepcopy(model.state_dict())`.",
     ),
     order=310,
     checks="checkpoints loaded into models",
@@ -154,6 +156,8 @@ def checkpoints_not_loaded(run: Run) -> Finding | None:
 
 def _judge(call: Call) -> Finding | None:
     load = call.detail_as(LoadDetail)
+    if load.is_own and call.step > 0:
+        return _own_finding(call, load)
     missing, unexpected, num_missing, num_keys = load.missing, load.unexpected, load.num_missing, load.num_keys
     if not missing:
         return None
@@ -178,6 +182,19 @@ def _judge(call: Call) -> Finding | None:
         title="the checkpoint was not loaded: its keys do not match the model",
         why=why,
         fix=_fix(renaming),
+        evidence=(object_of(call.detail),),
+    )
+
+
+def _own_finding(call: Call, load: LoadDetail) -> Finding:
+    return error(
+        rule="checkpoint-not-loaded",
+        confidence=0.95,
+        step=call.step,
+        title="what is loaded are the model's own weights, as they are now",
+        why=f"the state dict that {load.into}.load_state_dict got holds the parameters of the model itself: "
+        "state_dict() does not copy them, so what was kept has been trained on, and loading it changes nothing",
+        fix="keep a copy: best = copy.deepcopy(model.state_dict()), or save it to a file",
         evidence=(object_of(call.detail),),
     )
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeAlias, TypeVar
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -23,7 +24,7 @@ from roundoff.runs import (
     ZeroGradDetail,
     call_detail,
 )
-from roundoff.torch_private import is_initial_step
+from roundoff.torch_private import hidden_from_modes, is_initial_step
 
 LoopCallKind: TypeAlias = Literal[
     "zero_grad", "clip", "scheduler", "train", "eval", "load", "save", "read", "epoch", "compile",
@@ -151,8 +152,19 @@ def describe_loading(result: Any, owner: Any, state_dict: Any = (), *_: Any, **_
         unexpected=tuple(unexpected[:20]),
         num_keys=_num_keys(owner),
         num_given=len(state_dict),
+        is_own=isinstance(owner, nn.Module) and _holds_own_tensors(owner, state_dict),
     )
     return LoopCall("load", owner, detail)
+
+
+def _holds_own_tensors(module: nn.Module, state_dict: Any) -> bool:
+    """Say whether a state dict holds the module's own parameters, so that loading it changes nothing."""
+    with hidden_from_modes():
+        for name, parameter in module.named_parameters():
+            given: Any = state_dict.get(name) if isinstance(state_dict, Mapping) else None
+            if type(given) in (Tensor, nn.Parameter) and given.layout is parameter.layout is torch.strided:
+                return bool(given.is_set_to(parameter))
+    return False
 
 
 def _num_keys(owner: Any) -> int:

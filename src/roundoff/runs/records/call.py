@@ -111,6 +111,8 @@ class LoadDetail:
     """How many keys the model or optimizer has."""
     num_given: int = 0
     """How many keys the loaded state has."""
+    is_own: bool = False
+    """Whether what was loaded are the model's own tensors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

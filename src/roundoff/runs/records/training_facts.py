@@ -82,6 +82,8 @@ class CriterionCall:
     num_targets: int = 0
     num_counted: int | None = None
     """How many class indices are not the ignored one; None if the targets are none."""
+    num_blank: int | None = None
+    """Of a CTC loss, how many of its targets are the blank."""
     offsets: Mapping[str, float] = field(default_factory=dict)
     """Which share of the targets is the token k places later in the row that went into a model, by k."""
     padding: int | None = None

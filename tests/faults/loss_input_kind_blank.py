@@ -1,0 +1,31 @@
+"""Letters that are numbered from 0, which the CTC loss takes for its blank."""
+
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+NUM_LETTERS = 6
+
+
+class Recognizer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.GRU(8, 32, batch_first=True)
+        self.head = nn.Linear(32, NUM_LETTERS + 1)
+
+    def forward(self, sounds):
+        return self.head(self.body(sounds)[0]).log_softmax(-1)
+
+
+codes = torch.randn(NUM_LETTERS, 8)
+model = Recognizer()
+optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+criterion = nn.CTCLoss(blank=0, zero_infinity=True)
+for step in range(40):
+    words = torch.randint(0, NUM_LETTERS, (16, 4))
+    sounds = codes[words].repeat_interleave(3, 1) + 0.1 * torch.randn(16, 12, 8)
+    lengths = torch.full((16,), 12), torch.full((16,), 4)
+    loss = criterion(model(sounds).transpose(0, 1), words, *lengths)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
