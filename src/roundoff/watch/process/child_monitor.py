@@ -28,6 +28,7 @@ from roundoff.watch.process.ipc import (
     RunLocation,
     SharedPage,
     send_to_thread,
+    wait_for_signal,
 )
 
 _CHECK_SECONDS = 1.0
@@ -67,7 +68,7 @@ class ChildMonitor:
         """Wait until the child has ended, and return how; the signals must be blocked."""
         pause = min(_CHECK_SECONDS, self._hang_after / 4) if self._hang_after else _CHECK_SECONDS
         while True:
-            came = signal.sigtimedwait(signals, pause)
+            came = wait_for_signal(signals, pause)
             if came is not None and came.si_signo == WAKE_SIGNAL:
                 self._take_crash()
             elif came is not None and came.si_signo != signal.SIGCHLD:
@@ -83,7 +84,7 @@ class ChildMonitor:
 
     def _forward(self, came: signal.struct_siginfo) -> None:
         """Forward a signal, except one that was sent to the process group: the child has received it already."""
-        if came.si_signo in _ENDING_SIGNALS:
+        if came.si_signo in _ENDING_SIGNALS and not self._page.script_has_ended:
             self._ending = replace(self._ending, forwarded_signal=came.si_signo)
         if came.si_signo in _STOP_SIGNALS:
             self._stop_signal = came.si_signo
@@ -194,8 +195,9 @@ class ChildMonitor:
         )
         if (location := self._page.location()) is not None:
             _remove_empty_stacks(location)
-            has_reported = self._page.is_closed and self._ending.signal in (None, signal.SIGINT)
-            if has_reported or self._ending.was_stopped:  # a hang was reported when it was stopped
+            is_interrupted = self._page.script_has_ended and self._ending.signal in _ENDING_SIGNALS
+            has_reported = self._page.is_closed and self._ending.signal is None
+            if has_reported or is_interrupted or self._ending.was_stopped:  # a hang was reported when it was stopped
                 self._write(location)
             else:
                 self._report(location)
@@ -233,7 +235,7 @@ class ChildMonitor:
             self._ending.write(location.path, rank=location.rank)
 
     def _send(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(OSError):  # it has ended
             os.kill(self._child, number)
 
 
