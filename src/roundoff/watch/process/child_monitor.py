@@ -20,7 +20,7 @@ from roundoff.files import append_text, read_bytes
 from roundoff.runs.files.folder import crash_path, ending_path, flight_path, native_crash_path
 from roundoff.runs.flight import read_heartbeat, save_shared_flight
 from roundoff.runs.records.info import Ending
-from roundoff.watch.process.host_memory import read_memory
+from roundoff.watch.process.host_memory import num_bytes_read, read_memory
 from roundoff.watch.process.ipc import (
     STACKS_SIGNAL,
     WAKE_SIGNAL,
@@ -35,6 +35,8 @@ _CHECK_SECONDS = 1.0
 _GRACE_SECONDS = 5.0
 """How long a child may take to stop before it is killed."""
 _MAX_WAIT_FOR_OTHERS_SECONDS = 15.0
+_MIN_READ_BYTES = 4096
+"""A script that has not begun to train gets on if it reads this much; what a thread reads that only waits is less."""
 _FATAL = "Fatal Python error"
 _ENDING_SIGNALS = {getattr(signal, name, 0) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")}
 _STOP_SIGNALS = {getattr(signal, name, 0) for name in ("SIGTSTP", "SIGTTIN", "SIGTTOU")}
@@ -58,6 +60,7 @@ class ChildMonitor:
         self._before = self._memory = read_memory(child)
         self._heartbeat = -1
         self._progress_at = self._checked_at = time.monotonic()
+        self._num_bytes_read = 0
         self._hangs_since: float | None = None
         self._kill_at: float | None = None
         self._sentinel = GroupSentinel()
@@ -122,11 +125,19 @@ class ChildMonitor:
         with contextlib.suppress(OSError, MemoryError):
             path = flight_path(location.path, rank=location.rank)
             heartbeat = read_heartbeat(path, shared=self._page.flight)
-            if heartbeat != self._heartbeat or self._page.is_closed:
+            if heartbeat != self._heartbeat or self._page.is_closed or (not heartbeat and self._reads_files()):
                 self._heartbeat, self._progress_at = heartbeat, now
                 self._note_progress(location, now)
             elif self._hangs_since is None and now - self._progress_at > hang_after:
                 self._report_hang(location, now, hang_after)
+
+    def _reads_files(self) -> bool:
+        """Say whether the child has read from files since this last said so: imports and data may take long to load."""
+        num_bytes = num_bytes_read(self._child)
+        has_read = num_bytes - self._num_bytes_read >= _MIN_READ_BYTES
+        if has_read:
+            self._num_bytes_read = num_bytes
+        return has_read
 
     def _report_hang(self, location: RunLocation, now: float, hang_after: float) -> None:
         self._hangs_since = self._progress_at
@@ -142,7 +153,8 @@ class ChildMonitor:
         wait_for_endings(
             location.path, ranks=range(_num_ranks()), seconds=min(hang_after, _MAX_WAIT_FOR_OTHERS_SECONDS)
         )
-        self._report(location)
+        if not self._page.script_has_ended:  # an exception has ended it meanwhile: then the child prints the verdict
+            self._report(location)
         if stops:
             self._send(signal.SIGTERM)
             self._kill_at = time.monotonic() + _GRACE_SECONDS
