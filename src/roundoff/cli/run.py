@@ -247,7 +247,7 @@ def _train(options: RunOptions, guard: ProcessGuard, *, began: float) -> int:
                 signals.take(of_several_ranks=world_size() > 1)
         if os.getpid() != process:
             return code  # a child that the script forked and that ran to the end of the script
-        if watch.rank == 0:
+        if watch.rank == 0 and not guard.is_reported:
             with _in_folder(started_in):
                 folder = watch.folder if options.runs.is_absolute() else Path(os.path.relpath(watch.folder))
                 diagnosis = _report(watch, folder, as_json=options.as_json)

@@ -153,7 +153,11 @@ class ChildMonitor:
         wait_for_endings(
             location.path, ranks=range(_num_ranks()), seconds=min(hang_after, _MAX_WAIT_FOR_OTHERS_SECONDS)
         )
-        if not self._page.script_has_ended:  # an exception has ended it meanwhile: then the child prints the verdict
+        if (
+            not self._page.script_has_ended
+        ):  # else an exception has ended it meanwhile, and the child prints the verdict
+            if stops:
+                self._page.note_reported()
             self._report(location)
         if stops:
             self._send(signal.SIGTERM)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-_SIGNAL, _THREAD, _IS_ANSWERED, _IS_CLOSED, _LENGTH, _IS_SCRIPT_OVER = range(6)
+_SIGNAL, _THREAD, _IS_ANSWERED, _IS_CLOSED, _LENGTH, _IS_SCRIPT_OVER, _IS_REPORTED = range(7)
 """Words of 32 bits at the start of the page; csrc/crash.cpp uses the first ones, too."""
 _TEXT = 64
 _SIZE = 16 * 1024
@@ -94,6 +94,15 @@ class SharedPage:
     def note_script_ended(self) -> None:
         """Note that the script is over."""
         self._words[_IS_SCRIPT_OVER] = 1
+
+    @property
+    def is_reported(self) -> bool:
+        """Whether the parent reports on the run and stops the child, which then need not report."""
+        return bool(self._words[_IS_REPORTED])
+
+    def note_reported(self) -> None:
+        """Note that the parent reports on the run and stops the child."""
+        self._words[_IS_REPORTED] = 1
 
     def close(self) -> None:
         """Note that the child has reported on the run."""

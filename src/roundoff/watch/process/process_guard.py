@@ -78,6 +78,11 @@ class ProcessGuard:
         if self._page is not None:
             self._page.note_script_ended()
 
+    @property
+    def is_reported(self) -> bool:
+        """Whether the parent has reported on the run already: this process hung, and is about to be stopped."""
+        return self._page is not None and self._page.is_reported
+
     def close(self) -> None:
         """Note that the run is over and reported; crashes are still caught, since processes also crash at exit."""
         self.flight.close()
