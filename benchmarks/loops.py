@@ -173,6 +173,37 @@ def ode() -> Loop:
     return step
 
 
+def lbfgs() -> Loop:
+    """Fits sines by LBFGS: each step calls its closure 20 times, and that two LSTM cells at 100 moments one by one."""
+
+    class Forecaster(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.head = nn.LSTMCell(1, 24), nn.LSTMCell(24, 24), nn.Linear(24, 1)
+
+        def forward(self, values: Tensor) -> Tensor:
+            zeros = torch.zeros(len(values), 24)
+            (h1, c1), (h2, c2) = (zeros, zeros), (zeros, zeros)
+            outputs = []
+            for value in values.split(1, dim=1):
+                h1, c1 = self.first(value, (h1, c1))
+                h2, c2 = self.second(h1, (h2, c2))
+                outputs.append(self.head(h2))
+            return torch.cat(outputs, dim=1)
+
+    model, criterion = Forecaster(), nn.MSELoss()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.3)
+    waves = torch.sin(torch.arange(101) / 10 + 6.3 * torch.rand(8, 1))
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = criterion(model(waves[:, :-1]), waves[:, 1:])
+        loss.backward()
+        return loss
+
+    return lambda: optimizer.step(closure)
+
+
 def manual() -> Loop:
     """A loop without an optimizer."""
     model = mlp(64)
@@ -230,6 +261,7 @@ LOOPS: dict[str, Callable[[], Loop]] = {
     "dqn": dqn,
     "reinforce": reinforce,
     "ode": ode,
+    "lbfgs": lbfgs,
     "manual": manual,
     "tiny": tiny,
     "gpt2": gpt2,

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from roundoff.runs import Run
+
 TRAIN = """
 import os, signal, sys, time
 counts = {}
@@ -108,32 +110,70 @@ def test_a_job_is_suspended_also_when_its_script_was_before(tmp_path: Path) -> N
     assert started.end() == (0, "counts []\n")
 
 
+def test_a_script_goes_on_where_only_roundoff_itself_was_stopped_for_a_while(tmp_path: Path) -> None:
+    started = Started(tmp_path, watched=True)
+    for _ in range(3):
+        started.process.send_signal(signal.SIGSTOP)
+        wait_for(lambda: state(started.process.pid) == "T")
+        time.sleep(1.5)  # longer than it waits for a signal
+        started.process.send_signal(signal.SIGCONT)
+        time.sleep(0.2)
+    assert started.end() == (0, "counts []\n")
+
+
 DIAGNOSING = """
-import signal, torch
+import signal, sys, torch
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for step in range(3):
     model(torch.ones(2, 4)).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
-signal.signal(signal.SIGINT, lambda *_: print("the script's handler", flush=True))
-import roundoff.diagnose.diagnosis, time
-roundoff.diagnose.diagnosis.order_findings = lambda *_, **__: (print("diagnosing", flush=True), time.sleep(60))
+for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+    signal.signal(getattr(signal, name), lambda *_: print("the script's handler", flush=True))
+import roundoff.diagnose.diagnosis as diagnosis, time
+order, seconds = diagnosis.order_findings, float(sys.argv[1])
+diagnosis.order_findings = lambda *args, **settings: (
+    print("diagnosing", flush=True), time.sleep(seconds), order(*args, **settings)
+)[-1]
 raise SystemExit(3)
 """
 
 
-def test_an_interrupt_during_the_diagnosis_ends_it_at_once_with_the_scripts_code(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(DIAGNOSING)
+def diagnosing(folder: Path, seconds: float, **environment: str) -> subprocess.Popen[str]:
+    """Start a training and return when its diagnosis has begun, which takes this long."""
+    (folder / "train.py").write_text(DIAGNOSING)
     process = subprocess.Popen(
-        [sys.executable, "-m", "roundoff", "run", "train.py"], cwd=tmp_path, process_group=0, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        [sys.executable, "-m", "roundoff", "run", "train.py", str(seconds)], cwd=folder, process_group=0, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
     )  # fmt: skip
     assert process.stdout is not None
     assert process.stdout.readline() == "diagnosing\n"
+    return process
+
+
+@pytest.mark.parametrize(
+    ("name", "to_group"), [("SIGINT", True), ("SIGINT", False), ("SIGTERM", True), ("SIGTERM", False), ("SIGHUP", True)]
+)
+def test_a_signal_during_the_diagnosis_ends_it_at_once_with_the_scripts_code(
+    tmp_path: Path, name: str, to_group: bool
+) -> None:
+    process = diagnosing(tmp_path, 60)
     began = time.monotonic()
-    os.killpg(process.pid, signal.SIGINT)
+    (os.killpg if to_group else os.kill)(process.pid, getattr(signal, name))
     output, errors = process.communicate(timeout=50)
     assert (process.returncode, output) == (3, "")
     assert time.monotonic() - began < 30
     assert errors.splitlines()[-1] == "roundoff: interrupted; what was seen is kept in runs/train-1"
+    assert "watched" not in errors  # no second diagnosis
+    ending = Run.open(tmp_path / "runs" / "train-1").ending()
+    assert ending is not None
+    assert (ending.exit_code, ending.forwarded_signal, ending.was_over) == (3, None, True)
+
+
+def test_the_verdict_of_several_ranks_is_printed_once_though_their_launcher_ends_them_meanwhile(tmp_path: Path) -> None:
+    process = diagnosing(tmp_path, 3, RANK="0", WORLD_SIZE="2")
+    process.send_signal(signal.SIGTERM)
+    output, errors = process.communicate(timeout=100)
+    assert (process.returncode, output.replace("diagnosing\n", "")) == (3, "")
+    assert errors.count("watched 3 steps") == 1

@@ -75,6 +75,20 @@ def test_the_total_says_what_everything_was_spent_on(clock: list[float]):
     assert budget.seconds == 4.0
 
 
+def test_what_was_done_before_the_script_is_part_of_the_total_and_uses_up_nothing(clock: list[float]):
+    clock[0] = 10.0
+    budget = TimeBudget(0.02)
+    clock[0] = 13.0
+    budget.count_start(8.0, of_script=1.0)
+    clock[0] = 15.0
+    budget.add(0.5)
+    assert (budget.total_seconds, budget.is_within_start(0.5)) == (0.5, True)
+    budget.end()
+    assert budget.parts() == {"start": 4.0, "first steps": 0.5, "the rest": 0.0}
+    assert budget.seconds == 7.0
+    assert budget.cost == pytest.approx(4.5 / 2.5)
+
+
 def test_taping_has_a_credit_that_nothing_else_uses_up(clock: list[float]):
     budget = TimeBudget(0.02)
     budget.end_first_steps()

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from roundoff.diagnose import diagnose_run
+from roundoff.replay.step_tape import estimate_ops
 from roundoff.runs import Run
 from roundoff.watch.settings import WatchSettings
 from roundoff.watch.watch import Watch, WatchState
@@ -167,3 +168,51 @@ def test_rules_have_the_facts_of_some_steps_whatever_they_cost(tmp_path: Path, m
             optimizer.step()  # gradients are never cleared
 
     assert diagnose_run(Run.open(tmp_path / "run")).findings[0].rule == "missing-zero-grad"
+
+
+class Unrolled(nn.Module):
+    """Calls one module again and again, as a loop over the moments of a sequence does."""
+
+    def __init__(self, num_calls: int) -> None:
+        super().__init__()
+        self.cell = nn.Linear(2, 2)
+        self.num_calls = num_calls
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(self.num_calls):
+            x = self.cell(x).tanh()
+        return x
+
+
+def lbfgs_step(num_calls: int) -> Callable[[], object]:
+    model = Unrolled(num_calls)
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=10, tolerance_grad=0, tolerance_change=0)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(torch.ones(1, 2)).square().mean()
+        loss.backward()
+        return loss
+
+    return lambda: optimizer.step(closure)
+
+
+@pytest.mark.parametrize(("num_calls", "is_recorded"), [(1, True), (400, False)])
+def test_a_step_that_calls_a_module_thousands_of_times_is_not_recorded(
+    num_calls: int, is_recorded: bool, tmp_path: Path
+) -> None:
+    step = lbfgs_step(num_calls)
+    watch = start_watching(to=tmp_path / "run", settings=WatchSettings(probe_seconds=0))
+    with watch.running():
+        for _ in range(3):
+            step()
+    left_out = [text[:34] for text in watch.complaints if "is not recorded" in text]
+    expected = [] if is_recorded else [f"step {step} is not recorded: that would" for step in (0, 1)]
+    assert left_out == expected
+    assert Run.open(watch.folder).steps == ([0, 1] if is_recorded else [])
+
+
+def test_the_ops_of_a_step_are_counted_however_few_modules_run_them(watch: Watch) -> None:
+    lbfgs_step(50)()
+    num_ops = estimate_ops(watch._tape.so_far())
+    assert 10 * 50 * 3 * 3 <= num_ops <= 10 * 50 * 3 * 3 * 1.3  # t, addmm and tanh, and twice as much backward

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import os
-import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from roundoff.cli.options import (
     runs_option,
     script_arguments,
 )
-from roundoff.cli.terminal import ExitCode, ScriptEnding, can_draw, columns, echo
+from roundoff.cli.terminal import DiagnosisSignals, ExitCode, ScriptEnding, can_draw, columns, echo
 from roundoff.progress import waiting
 
 if TYPE_CHECKING:
@@ -165,6 +166,7 @@ def run_command(options: RunOptions) -> None:
     """
     from roundoff.watch.process.supervise import supervise
 
+    began = time.perf_counter()
     if options.sync:
         _run_synchronously()
     if options.valgrind:
@@ -180,7 +182,7 @@ def run_command(options: RunOptions) -> None:
             code_for_findings = options.exit_code(0, _diagnose(folder, as_json=options.as_json))
 
     code = supervise(
-        lambda guard: _train(options, guard),
+        lambda guard: _train(options, guard, began=began),
         hang_after=options.hang_after,
         on_hang=options.on_hang,
         on_ending=report_ending,
@@ -188,9 +190,11 @@ def run_command(options: RunOptions) -> None:
     sys.exit(code or code_for_findings)
 
 
-def _train(options: RunOptions, guard: ProcessGuard) -> int:
-    """Run the script under a watch, print what was found, and return the exit code."""
+def _train(options: RunOptions, guard: ProcessGuard, *, began: float) -> int:
+    """Run the script under a watch, print what was found, and return the exit code; `began` is when we began."""
+    seconds_of_torch = _import_torch()
     from roundoff.errors import RunFolderError
+    from roundoff.record.process_info import world_size
     from roundoff.record.script import folder_for, run_script, waiting_folder
     from roundoff.switches import switches_in_environment, switching
     from roundoff.watch.process.op_notes import noting_ops
@@ -225,32 +229,43 @@ def _train(options: RunOptions, guard: ProcessGuard) -> int:
         watch.on_move = guard.move_to
     process = os.getpid()
     noting = noting_ops(guard.flight) if settings.ops else nullcontext()
-    ending = ScriptEnding()
+    ending, signals = ScriptEnding(), DiagnosisSignals()
 
     def note_exception(error: BaseException) -> None:
         ending.note(error)
         watch.note_exception(error)
 
     code, diagnosis = None, None
+    watch.count_start(began, of_script=seconds_of_torch)
     try:
         with switched_on, watch.running(), options.repeating(), noting:
             code = run_script(script, on_error=note_exception)
             watch.training_failed = code != 0
-            if os.getpid() == process:  # from now on an interrupt is meant for us, not for a handler of the script
-                signal.signal(signal.SIGINT, signal.default_int_handler)
+            if os.getpid() == process:  # from now on a signal is meant for us, not for a handler of the script
+                guard.script_ended()
+                signals.take(of_several_ranks=world_size() > 1)
         if os.getpid() != process:
             return code  # a child that the script forked and that ran to the end of the script
-        if watch.rank == 0:
+        if watch.rank == 0 and not guard.is_reported:
             with _in_folder(started_in):
                 folder = watch.folder if options.runs.is_absolute() else Path(os.path.relpath(watch.folder))
                 diagnosis = _report(watch, folder, as_json=options.as_json)
     except KeyboardInterrupt:
         if code is None:
             raise
+        signals.ignore()
         folder = watch.folder if options.runs.is_absolute() else options.runs / watch.folder.name
         echo(f"roundoff: interrupted; what was seen is kept in {folder}", err=True)
     guard.close()
+    signals.give_back()
     return options.exit_code(code, diagnosis) if watch.rank == 0 else code
+
+
+def _import_torch() -> float:
+    """Import torch, as the script will, and return how long that took."""
+    began = time.perf_counter()
+    importlib.import_module("torch")
+    return time.perf_counter() - began
 
 
 def _move_to_runs(folder: Path, options: RunOptions) -> Path:

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from enum import IntEnum
 from importlib.util import find_spec
 from io import TextIOWrapper
-from typing import TextIO
+from typing import Any, TextIO
 
 import click
 from click.exceptions import Exit
@@ -62,6 +62,9 @@ def _replace_unknown(error: UnicodeError) -> tuple[str, int]:
     assert isinstance(error, UnicodeEncodeError)
     unknown = error.object[error.start : error.end].translate(_PLAIN)
     return unknown.encode("ascii", "replace").decode("ascii"), error.end
+
+
+_ENDING_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
 class ExitCode(IntEnum):
@@ -150,6 +153,39 @@ class ScriptEnding:
             from roundoff.watch.process.ipc import die_by
 
             die_by(signal.SIGINT)
+
+
+class DiagnosisSignals:
+    """Lets a signal that arrives after the script has ended end our diagnosis, by KeyboardInterrupt; once.
+
+    The handlers of the script are put back when the diagnosis is over. A signal that is ignored stays so.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[int, Any] = {}
+
+    def take(self, *, of_several_ranks: bool) -> None:
+        """Take the signals over from the script.
+
+        A launcher sends SIGTERM to all ranks when one of them has failed, and waits: of several ranks, the one that
+        diagnoses finishes that, since its verdict says why.
+        """
+        for number in (getattr(signal, name) for name in _ENDING_SIGNALS if hasattr(signal, name)):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                is_ignored = of_several_ranks and number == signal.SIGTERM
+                handler = signal.SIG_IGN if is_ignored else signal.default_int_handler
+                self._before[number] = signal.signal(number, handler)
+
+    def ignore(self) -> None:
+        """Ignore further signals: the process is about to end."""
+        for number in self._before:
+            signal.signal(number, signal.SIG_IGN)
+
+    def give_back(self) -> None:
+        """Put the handlers of the script back."""
+        for number, handler in self._before.items():
+            if handler is not None:  # set by native code, which Python cannot do
+                signal.signal(number, handler)
 
 
 def silence_stdout_without_reader() -> None:

@@ -11,7 +11,6 @@ from typing import overload
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from roundoff.errors import RecipeError
@@ -23,6 +22,7 @@ from roundoff.precision.compute.emulated_ops import RoundingScope, RoundResults,
 from roundoff.precision.compute.native import Autocast, NativeCast, NativeLists
 from roundoff.precision.compute.op_overrides import op_overrides
 from roundoff.precision.compute.operands import OperandRounding
+from roundoff.precision.compute.sharded_weights import as_sharded
 from roundoff.precision.loss_scaler import LossScaler, ScaleLog
 from roundoff.precision.optimizer import RecipeOptimizer, check_optimizers
 from roundoff.precision.recipe.fixed_point_settings import TensorKind, TensorSetting
@@ -228,7 +228,7 @@ def _check_op_overrides(recipe: Recipe) -> None:
 
 
 def _check_not_sharded(model: nn.Module, recipe: Recipe) -> None:
-    if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
+    if any(as_sharded(parameter) is not None for parameter in model.parameters()):
         raise RecipeError.explain(
             f"Recipe '{recipe.name}' cannot be computed natively on weights sharded by FSDP.",
             why="FSDP2 gathers all weights of a block in the dtype they had when they were sharded, fp32.",

@@ -30,7 +30,7 @@ from roundoff.replay.step_tape import (
     StepTape,
     TapeEntry,
 )
-from roundoff.torch_private import foreach_norm, hidden_from_modes, local_tensor, seen_as_in_training
+from roundoff.torch_private import engine_module, foreach_norm, hidden_from_modes, local_tensor, seen_as_in_training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,6 +252,10 @@ class Player:
             self.losses.append(roots[0].detach().clone())
             self.roots.append(roots[0])
         if self._forward_only:
+            return
+        if call.kwargs:  # as torch called it; `backward` would load sympy, in order to check gradients that it is given
+            module, name = engine_module()
+            getattr(module, name)(tuple(roots), *given, **call.kwargs)
             return
         torch.autograd.backward(
             roots, gradients, retain_graph=retain_graph, create_graph=bool(create_graph), inputs=inputs or None

@@ -136,6 +136,8 @@ class StepTape:
     """Why the step cannot be replayed, if something could not be taped."""
     num_generator_bytes: int = 0
     """The size of the states of random generators."""
+    num_nodes: int = 0
+    """How many autograd nodes the step has made, inside of models too: about as many as ops ran forward."""
 
     @property
     def can_be_replayed(self) -> bool:
@@ -169,16 +171,21 @@ def flatten_entries(entries: list[TapeEntry]) -> list[TapeEntry]:
 
 
 def estimate_ops(tape: StepTape) -> int:
-    """Return about how many ops a step has: a few for each module and function, forward and backward, and updates."""
-    count = 0
+    """Return about how many ops a step has, forward, backward and in updates.
+
+    Forward there is one for each autograd node and backward there are two. A model may call its modules any number of
+    times; the number of those it has counts where it ran without gradients.
+    """
+    by_entries = updates = 0
     for entry in flatten_entries(tape.entries):
         if isinstance(entry, ModelEntry):
-            count += 6 * sum(1 for _ in entry.module.modules())
+            by_entries += 6 * sum(1 for _ in entry.module.modules())
         elif isinstance(entry, FunctionEntry):
-            count += 3
+            by_entries += 3
         elif isinstance(entry, StepEntry):
-            count += 8 * sum(len(group["params"]) for group in entry.optimizer.param_groups)
-    return count
+            num_parameters = sum(len(group["params"]) for group in entry.optimizer.param_groups)
+            updates += 8 * num_parameters * max(len(entry.closures), 1)
+    return max(by_entries, 3 * tape.num_nodes) + updates
 
 
 def number_results(entries: list[TapeEntry]) -> list[tuple[TapeEntry, range]]:

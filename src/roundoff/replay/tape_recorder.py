@@ -37,6 +37,7 @@ from roundoff.torch_private import (
     in_function_transform,
     is_eager,
     never_compiled,
+    next_sequence_number,
     push_function_mode,
     remove_function_mode,
 )
@@ -110,6 +111,8 @@ class TapeRecorder(FunctionMode):
         self._max_seconds = max_seconds
         self._num_entries = 0
         self._step_began_at = 0.0
+        self._next_node = next_sequence_number()
+        self._first_node = 0
         self._last_generators: tuple[Tensor, tuple[Tensor, ...]] | None = None
         self._is_between = True
         self._was_begun = False
@@ -199,6 +202,7 @@ class TapeRecorder(FunctionMode):
 
         Only functions that built a graph which is still alive are kept: a backward may go through it.
         """
+        self._first_node = self._next_node()
         known = self._notes.now_state()
         for entry in self.step.entries:
             if isinstance(entry, FunctionEntry):
@@ -220,8 +224,9 @@ class TapeRecorder(FunctionMode):
 
     def new_step(self, step: int) -> StepTape:
         """Begin another step and return the tape of the previous one."""
-        ended = self.so_far()
+        ended = self._with_notes()
         self._notes.new_step(ended.step)
+        self._first_node = self._next_node()
         self.step = StepTape(step, why_not_replayable=ended.why_not_replayable if self.is_paused else None)
         self._open = [self.step.entries]
         self._num_entries = 0
@@ -237,6 +242,10 @@ class TapeRecorder(FunctionMode):
 
     def so_far(self) -> StepTape:
         """Return the tape of the open step."""
+        self.step.num_nodes = max(self._next_node() - self._first_node, 0)  # of this thread, which may be another one
+        return self._with_notes()
+
+    def _with_notes(self) -> StepTape:
         self.step.external = self._notes.external
         self.step.live = tuple(self._notes.live.values())
         self.step.reached_steps = frozenset(self._notes.reached_steps)

@@ -11,6 +11,7 @@ _START_SECONDS = 1.5
 _TAPING_CREDIT_SECONDS = 1.5
 """Taping may take this long once beyond the share: of short trainings, every step can be replayed."""
 
+START = "start"
 TAPING = "taping"
 FIRST_STEPS = "first steps"
 REPLAYS = "replays"
@@ -35,6 +36,7 @@ class TimeBudget:
         self._began_training = (self._began, time.process_time())
         self._ended: float | None = None
         self._replays = 0.0
+        self._start = 0.0
         self._spent = 0.0
         self._aside_before = 0.0
         self._num_steps = 0
@@ -48,7 +50,7 @@ class TimeBudget:
 
     @property
     def total_seconds(self) -> float:
-        """What was spent since the start, on everything."""
+        """What was spent on everything, since the script began."""
         return self._spent + sum(self._aside.values())
 
     @property
@@ -65,13 +67,25 @@ class TimeBudget:
     @property
     def cost(self) -> float:
         """What everything together has cost, as a share of the time that the training itself has taken."""
-        own = max(self.seconds - self.total_seconds, 0.0)
-        return self.total_seconds / own if own > 0 else 0.0
+        total = self._start + self.total_seconds
+        own = max(self.seconds - total, 0.0)
+        return total / own if own > 0 else 0.0
 
     def parts(self) -> dict[str, float]:
         """Return what the total was spent on, the largest first, and the rest last."""
-        largest_first = sorted(self._aside.items(), key=lambda item: -item[1])
+        start = {START: self._start} if self._start else {}
+        largest_first = sorted((start | self._aside).items(), key=lambda item: -item[1])
         return {**dict(largest_first), REST: self._spent}
+
+    def count_start(self, began: float, *, of_script: float = 0.0) -> None:
+        """Count what was done since `began` and before the script: our own imports, and the start of the watch.
+
+        Args:
+            began: the time, as `time.perf_counter` says it.
+            of_script: the part of it that the script would have needed itself, to import torch.
+        """
+        self._start = max(time.perf_counter() - began - of_script, 0.0)
+        self._began_process = min(began, self._began_process)
 
     def begin_training(self) -> None:
         """Take note that the first step begins."""

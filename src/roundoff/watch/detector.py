@@ -8,7 +8,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -317,7 +317,9 @@ _MAX_CHARACTERS = 8000
 _MAX_CAUSES = 5
 
 
-def exception_detail(error: BaseException, *, site: str | None = None) -> ExceptionDetail:
+def exception_detail(
+    error: BaseException, *, site: str | None = None, when: Literal["before", "in", "after"] = "in"
+) -> ExceptionDetail:
     """Describe an exception for the run.
 
     The end of a long message is kept rather than its middle: that of an exception in a worker ends with what it was.
@@ -328,7 +330,7 @@ def exception_detail(error: BaseException, *, site: str | None = None) -> Except
         message = f"{message[:half]}\n...\n{message[-half:]}"
     frames = list(traceback.walk_tb(error.__traceback__))[::-1][:_MAX_FRAMES]
     lines = (f'  File "{frame.f_code.co_filename}", line {line} in {frame.f_code.co_name}' for frame, line in frames)
-    return ExceptionDetail(message=message, traceback=tuple(lines), causes=tuple(_causes(error)), site=site)
+    return ExceptionDetail(message=message, traceback=tuple(lines), causes=tuple(_causes(error)), site=site, when=when)
 
 
 def _causes(error: BaseException) -> list[str]:

@@ -298,6 +298,10 @@ class Watch(LoopFollower):
             found.append(Gap(kind="recording", why=self._writer.stopped, rank=self._writer.rank))
         return found
 
+    def count_start(self, began: float, *, of_script: float = 0.0) -> None:
+        """Count what was done before the script began as ours; see `TimeBudget.count_start`."""
+        self._budget.count_start(began, of_script=of_script)
+
     @property
     def cost(self) -> float:
         """What the watch has cost, all included, as a share of the training's time."""
@@ -352,12 +356,19 @@ class Watch(LoopFollower):
                 self._resume()
             module = raising_module(error)
             site = None if module is None else self.sites.names[self.sites.of_module(module, 0)]
+            when = self._when()
             self._detector.note(
                 "exception",
-                phase=PHASES[self.clock.phase],
+                phase=PHASES[self.clock.phase] if when == "in" else None,
                 name=type(error).__name__,
-                detail=exception_detail(error, site=site),
+                detail=exception_detail(error, site=site, when=when),
             )
+
+    def _when(self) -> Literal["before", "in", "after"]:
+        """Say whether the loop is in a step, or before its first one, or has ended one and not begun another."""
+        if not self.is_open and not self.num_steps:
+            return "before"
+        return "after" if self.clock.num_attempts and self.clock.is_idle else "in"
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -86,6 +87,7 @@ def start_watching(
     guard: ProcessGuard | None = None,
 ) -> Watch:
     """Check the settings, create the run folder, and return the watch, not yet running; see `watching`."""
+    began = time.perf_counter()
     if settings.on_anomaly not in ON_ANOMALY:
         raise RecordError.explain(
             f"There is no way '{settings.on_anomaly}' to act on an anomaly.",
@@ -103,7 +105,9 @@ def start_watching(
     say_if_untested(writer)
     guard = guard or ProcessGuard()
     guard.start(writer.folder, rank=writer.rank, is_sync=bool((facts or {}).get("sync")), has_ops=settings.ops)
-    return Watch(writer, settings, sites=sites, flight=guard.flight, board=board)
+    watch = Watch(writer, settings, sites=sites, flight=guard.flight, board=board)
+    watch.count_start(began)
+    return watch
 
 
 def next_folder() -> Path:

@@ -126,3 +126,20 @@ def test_an_exception_that_the_script_survived_is_none(tmp_path: Path):
 
 def test_a_healthy_run_has_none(tmp_path: Path):
     assert uncaught_exceptions(write_run(tmp_path / "run")) == []
+
+
+@pytest.mark.parametrize(
+    ("when", "words"),
+    [("before", "raised before the first step in "), ("after", "raised after step 5, the last one, in ")],
+)
+def test_an_exception_outside_of_any_step_is_said_to_be(tmp_path: Path, when: str, words: str):
+    error = caught(lambda: torch.zeros(2, 3) @ torch.zeros(2, 3))
+    writer = RunWriter.create(tmp_path / "run", RunInfo())
+    detail = exception_detail(error, when=when)
+    writer.write(Anomaly(step=5, kind="exception", name=type(error).__name__, detail=detail))
+    writer.close(status="failed")
+    (finding,) = uncaught_exceptions(Run.open(tmp_path / "run"))
+    assert (finding.rule, finding.step, finding.phase) == ("exception", None, None)
+    assert finding.why.startswith(words)
+    assert finding.source is not None
+    assert "test_uncaught_exception.py" in finding.source

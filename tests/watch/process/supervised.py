@@ -19,11 +19,26 @@ from roundoff.watch.process.supervise import supervise
 WHAT, FOLDER = sys.argv[1], Path(sys.argv[2])
 
 
-def begin(guard):
+def start(guard):
     from roundoff.runs import RunInfo, RunWriter
 
     RunWriter.create(FOLDER, RunInfo())
     guard.start(FOLDER, rank=0, has_ops=WHAT == "custom-op")
+
+
+def load(guard):
+    """Load for longer than the limit, as a script does that has not begun to train."""
+    start(guard)
+    for _ in range(30):
+        Path(__file__).read_text()
+        Path(os.__file__).read_text()
+        time.sleep(0.1)
+    guard.close()
+    return 0
+
+
+def begin(guard):
+    start(guard)
     guard.flight.note(step=3, phase="forward")
     guard.flight.enter("forward", "<model>")
     guard.flight.enter("forward", "blocks.1")
@@ -92,6 +107,13 @@ def train(guard):
             time.sleep(20)
         except KeyboardInterrupt:
             return 130
+    if WHAT == "loads":
+        return load(guard)
+    if WHAT == "hangs-before-it-trains":
+        start(guard)
+        time.sleep(6)
+        guard.close()
+        return 0
     begin(guard)
     if WHAT == "null":
         ctypes.string_at(0)

@@ -49,3 +49,14 @@ def test_a_run_that_is_over_does_not_hang(supervised):
 def test_no_hang_is_looked_for_unless_requested(supervised):
     outcome = supervised("hangs-for-a-while")
     assert (outcome.code, outcome.reported) == (0, [])
+
+
+def test_a_script_that_loads_modules_and_data_before_it_trains_does_not_hang(supervised):
+    outcome = supervised("loads", HANG_AFTER="1.5")
+    assert (outcome.code, outcome.reported) == (0, [])
+
+
+def test_a_script_that_waits_before_it_trains_hangs(supervised):
+    outcome = supervised("hangs-before-it-trains", HANG_AFTER="1")
+    assert outcome.code == 0
+    assert len(outcome.reported) == 1

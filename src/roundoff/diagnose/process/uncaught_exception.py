@@ -57,7 +57,7 @@ def _finding(run: Run, rank: int, anomaly: Anomaly) -> Finding:
     detail = anomaly.detail_as(ExceptionDetail)
     frames = _frames(detail)
     mine = users_frame(frames)
-    text = _describe_exception(anomaly.name or "exception", detail.message, " ".join(detail.causes), frames)
+    text = _describe_exception(anomaly, detail, frames)
     stack: list[JsonValue] = [f"{frame.source} in {frame.function}" for frame in frames[:12]]
     return error(
         rule="exception",
@@ -65,7 +65,7 @@ def _finding(run: Run, rank: int, anomaly: Anomaly) -> Finding:
         title=text.title,
         why=text.why,
         fix=text.fix,
-        step=anomaly.step,
+        step=anomaly.step if detail.when == "in" else None,
         rank=rank,
         phase=anomaly.phase,
         site=detail.site,
@@ -87,9 +87,11 @@ def _as_note(finding: Finding) -> Finding:
     return replace(finding, severity=Severity.NOTE, fix="see what happened to the other rank")
 
 
-def _describe_exception(name: str, message: str, led_to_it: str, frames: Sequence[PythonFrame]) -> FindingText:
+def _describe_exception(anomaly: Anomaly, detail: ExceptionDetail, frames: Sequence[PythonFrame]) -> FindingText:
+    name, message, led_to_it = anomaly.name or "exception", detail.message, " ".join(detail.causes)
     frame = users_frame(frames) or next(iter(frames), None)
-    where = "its traceback is not known" if frame is None else f"raised in {frame.function}, {frame.source}"
+    when = {"before": "before the first step ", "in": "", "after": f"after step {anomaly.step}, the last one, "}
+    where = f"raised {when[detail.when]}in {frame.function}, {frame.source}" if frame else "its traceback is not known"
     if match := _IN_WORKER.search(message):
         return FindingText(
             title=f"DataLoader worker {match[1]} raised {(message.strip().splitlines() or [''])[-1][:200]}",
@@ -112,7 +114,8 @@ def _describe_exception(name: str, message: str, led_to_it: str, frames: Sequenc
         return FindingText(title="out of device memory", why=f"{_first_line(message)}; {where}", fix=_LESS_MEMORY)
     first = _first_line(message)
     title = f"{name}: {first}" if first else name
-    return FindingText(title=title, why=where, fix="look at that line with the values of this step")
+    values = " with the values of this step" if detail.when == "in" else ""
+    return FindingText(title=title, why=where, fix=f"look at that line{values}")
 
 
 _LESS_MEMORY = "use less memory: a smaller batch, gradient accumulation, activation checkpointing, a narrower format"

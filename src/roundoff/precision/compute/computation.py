@@ -14,11 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from roundoff.precision.compute.sharded_weights import Action, Gathering
+from roundoff.precision.compute.sharded_weights import Action, Gathering, as_sharded
 from roundoff.precision.recipe.recipe import Recipe
 from roundoff.precision.recipe.site_formats import dtype_of
 
@@ -135,7 +134,7 @@ class Computation:
 
     def on_computed(self, parameter: Tensor, action: Action) -> None:
         """Apply `action` to the tensor that the model computes with: the parameter, or what FSDP2 gathers of it."""
-        if isinstance(parameter, DTensor):
+        if as_sharded(parameter) is not None:
             self._on_gathered.setdefault(parameter, []).append(action)
         else:
             action(parameter)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, distributed, nn
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 from torch.utils.hooks import RemovableHandle
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 Action = Callable[[Tensor], None]
 
@@ -29,14 +31,31 @@ def rank() -> int:
     return distributed.get_rank() if is_distributed() else 0
 
 
+def as_sharded(x: Any) -> DTensor | None:
+    """Return a sharded tensor as one, None if it is not sharded.
+
+    Torch needs a second to load that class, and sympy with it: where the script has not loaded it, nothing is sharded.
+    """
+    loaded = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+    return x if loaded is not None and isinstance(x, loaded) else None
+
+
+def is_gathered(module: nn.Module) -> bool:
+    """Say whether FSDP2 gathers the weights of a module, which is loaded only where the script does so."""
+    loaded = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
+    return loaded is not None and isinstance(module, loaded)
+
+
 def local_part(x: Tensor) -> Tensor:
     """Return this rank's part of a sharded tensor; any other tensor is returned as it is."""
-    return x.to_local() if isinstance(x, DTensor) else x
+    sharded = as_sharded(x)
+    return x if sharded is None else sharded.to_local()
 
 
 def place_of(x: Tensor) -> int:
     """Return the index of this rank among those that share a tensor; 0 if it is not sharded."""
-    return x.device_mesh.get_local_rank() if isinstance(x, DTensor) and x.device_mesh.ndim == 1 else 0
+    sharded = as_sharded(x)
+    return sharded.device_mesh.get_local_rank() if sharded is not None and sharded.device_mesh.ndim == 1 else 0
 
 
 class Gathering:
@@ -63,7 +82,7 @@ class Gathering:
         """Put the hooks on every part of the model that FSDP2 gathers separately; return them."""
         hooks: list[RemovableHandle] = []
         for module in model.modules():
-            if isinstance(module, FSDPModule):
+            if is_gathered(module):
                 prepare = partial(self._prepare, self._owned_by(module))
                 hooks.append(module.register_forward_pre_hook(self._before, prepend=True, with_kwargs=True))
                 hooks.append(module.register_forward_pre_hook(prepare, with_kwargs=True))
@@ -90,7 +109,7 @@ class Gathering:
         for owner, name, actions in owned:
             gathered = owner._parameters[name]
             # Parameters of an inner part that FSDP2 gathers separately are not there yet.
-            if gathered is None or isinstance(gathered, DTensor) or hasattr(gathered, _PREPARED):
+            if gathered is None or as_sharded(gathered) is not None or hasattr(gathered, _PREPARED):
                 continue
             for action in actions:
                 action(gathered)

@@ -11,10 +11,9 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 
 from roundoff.errors import RecipeError
-from roundoff.precision.compute.sharded_weights import is_distributed
+from roundoff.precision.compute.sharded_weights import is_distributed, is_gathered
 from roundoff.precision.fixed.module_quantizers import (
     QUANTIZERS,
     ModuleQuantizers,
@@ -256,7 +255,7 @@ def _after_forward(model: nn.Module, args: Any, output: Any) -> None:
     """
     if not model.training or not torch.is_grad_enabled():
         return
-    if is_synchronized_by_ddp(model) or isinstance(model, FSDPModule):
+    if is_synchronized_by_ddp(model) or is_gathered(model):
         take_largest(scales_of(model))
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from roundoff.precision.compute.computation import map_floats
+from roundoff.precision.compute.sharded_weights import as_sharded
 from roundoff.precision.fixed.quantizer import PassCounter, Quantizer, quantize_both_ways
 from roundoff.torch_private import FLAT_WEIGHTS, flat_weights
 
@@ -187,7 +187,8 @@ def _restore_attributes(module: nn.Module) -> bool:
 
 def _gather_parameter(parameter: Tensor) -> Tensor:
     """Return a whole parameter, gathered from all ranks if FSDP2 has sharded it."""
-    return parameter.full_tensor().detach() if isinstance(parameter, DTensor) else parameter
+    sharded = as_sharded(parameter)
+    return parameter if sharded is None else sharded.full_tensor().detach()
 
 
 def _scale(module: nn.Module, quantizer: Quantizer) -> Tensor:

@@ -10,7 +10,7 @@ from roundoff.report.charts import Curve, Trace, chart, figure, line, marks, ver
 from roundoff.report.loss_curve import loss_sentence
 from roundoff.report.markup import Html, join_html, tag
 from roundoff.report.run_page.section import Section
-from roundoff.runs import CachedRun, JsonValue, Metrics, Severity
+from roundoff.runs import CachedRun, ExceptionDetail, JsonValue, Metrics, Severity
 
 MAX_MARKS_OF_NORMS = 300
 
@@ -138,7 +138,8 @@ def _anomalies(view: RunView, losses: Mapping[int, float]) -> list[Trace]:
     points: list[tuple[int, float | None, str]] = []
     for rank, anomaly in view.run.anomalies()[:MAX_MARKS]:
         name = f" {anomaly.name}" if anomaly.name else ""
-        words = f"step {anomaly.step}: {anomaly.kind}{name}{f', rank {rank}' if rank else ''}"
+        when = f"{anomaly.detail_as(ExceptionDetail).when} ".replace("in ", "")
+        words = f"{when}step {anomaly.step}: {anomaly.kind}{name}{f', rank {rank}' if rank else ''}"
         points.append((anomaly.step, _height(losses.get(anomaly.step), above), words))
     seen = {step for step, _, _ in points}
     bad = [step for step, value in losses.items() if not math.isfinite(value) and step not in seen]

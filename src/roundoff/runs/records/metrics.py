@@ -32,6 +32,8 @@ class ExceptionDetail:
     """The exceptions that led to it, the nearest first."""
     site: str | None = None
     """The innermost module whose code it came through."""
+    when: Literal["before", "in", "after"] = optional_field("in")
+    """Whether the script was in the step, or before the first one, or after this one, the last that it made."""
 
 
 AnomalyDetail: TypeAlias = NoDetail | SpikeDetail | ExceptionDetail

@@ -20,7 +20,7 @@ from roundoff.files import append_text, read_bytes
 from roundoff.runs.files.folder import crash_path, ending_path, flight_path, native_crash_path
 from roundoff.runs.flight import read_heartbeat, save_shared_flight
 from roundoff.runs.records.info import Ending
-from roundoff.watch.process.host_memory import read_memory
+from roundoff.watch.process.host_memory import num_bytes_read, read_memory
 from roundoff.watch.process.ipc import (
     STACKS_SIGNAL,
     WAKE_SIGNAL,
@@ -28,12 +28,15 @@ from roundoff.watch.process.ipc import (
     RunLocation,
     SharedPage,
     send_to_thread,
+    wait_for_signal,
 )
 
 _CHECK_SECONDS = 1.0
 _GRACE_SECONDS = 5.0
 """How long a child may take to stop before it is killed."""
 _MAX_WAIT_FOR_OTHERS_SECONDS = 15.0
+_MIN_READ_BYTES = 4096
+"""A script that has not begun to train gets on if it reads this much; what a thread reads that only waits is less."""
 _FATAL = "Fatal Python error"
 _ENDING_SIGNALS = {getattr(signal, name, 0) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")}
 _STOP_SIGNALS = {getattr(signal, name, 0) for name in ("SIGTSTP", "SIGTTIN", "SIGTTOU")}
@@ -57,6 +60,7 @@ class ChildMonitor:
         self._before = self._memory = read_memory(child)
         self._heartbeat = -1
         self._progress_at = self._checked_at = time.monotonic()
+        self._num_bytes_read = 0
         self._hangs_since: float | None = None
         self._kill_at: float | None = None
         self._sentinel = GroupSentinel()
@@ -67,7 +71,7 @@ class ChildMonitor:
         """Wait until the child has ended, and return how; the signals must be blocked."""
         pause = min(_CHECK_SECONDS, self._hang_after / 4) if self._hang_after else _CHECK_SECONDS
         while True:
-            came = signal.sigtimedwait(signals, pause)
+            came = wait_for_signal(signals, pause)
             if came is not None and came.si_signo == WAKE_SIGNAL:
                 self._take_crash()
             elif came is not None and came.si_signo != signal.SIGCHLD:
@@ -83,7 +87,7 @@ class ChildMonitor:
 
     def _forward(self, came: signal.struct_siginfo) -> None:
         """Forward a signal, except one that was sent to the process group: the child has received it already."""
-        if came.si_signo in _ENDING_SIGNALS:
+        if came.si_signo in _ENDING_SIGNALS and not self._page.script_has_ended:
             self._ending = replace(self._ending, forwarded_signal=came.si_signo)
         if came.si_signo in _STOP_SIGNALS:
             self._stop_signal = came.si_signo
@@ -121,11 +125,19 @@ class ChildMonitor:
         with contextlib.suppress(OSError, MemoryError):
             path = flight_path(location.path, rank=location.rank)
             heartbeat = read_heartbeat(path, shared=self._page.flight)
-            if heartbeat != self._heartbeat or self._page.is_closed:
+            if heartbeat != self._heartbeat or self._page.is_closed or (not heartbeat and self._reads_files()):
                 self._heartbeat, self._progress_at = heartbeat, now
                 self._note_progress(location, now)
             elif self._hangs_since is None and now - self._progress_at > hang_after:
                 self._report_hang(location, now, hang_after)
+
+    def _reads_files(self) -> bool:
+        """Say whether the child has read from files since this last said so: imports and data may take long to load."""
+        num_bytes = num_bytes_read(self._child)
+        has_read = num_bytes - self._num_bytes_read >= _MIN_READ_BYTES
+        if has_read:
+            self._num_bytes_read = num_bytes
+        return has_read
 
     def _report_hang(self, location: RunLocation, now: float, hang_after: float) -> None:
         self._hangs_since = self._progress_at
@@ -141,7 +153,12 @@ class ChildMonitor:
         wait_for_endings(
             location.path, ranks=range(_num_ranks()), seconds=min(hang_after, _MAX_WAIT_FOR_OTHERS_SECONDS)
         )
-        self._report(location)
+        if (
+            not self._page.script_has_ended
+        ):  # else an exception has ended it meanwhile, and the child prints the verdict
+            if stops:
+                self._page.note_reported()
+            self._report(location)
         if stops:
             self._send(signal.SIGTERM)
             self._kill_at = time.monotonic() + _GRACE_SECONDS
@@ -194,8 +211,9 @@ class ChildMonitor:
         )
         if (location := self._page.location()) is not None:
             _remove_empty_stacks(location)
-            has_reported = self._page.is_closed and self._ending.signal in (None, signal.SIGINT)
-            if has_reported or self._ending.was_stopped:  # a hang was reported when it was stopped
+            is_interrupted = self._page.script_has_ended and self._ending.signal in _ENDING_SIGNALS
+            has_reported = self._page.is_closed and self._ending.signal is None
+            if has_reported or is_interrupted or self._ending.was_stopped:  # a hang was reported when it was stopped
                 self._write(location)
             else:
                 self._report(location)
@@ -233,7 +251,7 @@ class ChildMonitor:
             self._ending.write(location.path, rank=location.rank)
 
     def _send(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(OSError):  # it has ended
             os.kill(self._child, number)
 
 

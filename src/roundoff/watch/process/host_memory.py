@@ -1,4 +1,4 @@
-"""How much memory a process uses, how much is available to it, and whether the kernel's OOM killer has struck."""
+"""How much memory a process uses, is available to it and was read by it; whether the kernel's OOM killer has struck."""
 
 from __future__ import annotations
 
@@ -37,6 +37,11 @@ def read_memory(process: int) -> HostMemory:
     return HostMemory(
         rss_bytes=_rss(process), available_bytes=available, total_bytes=total, num_oom_kills=_num_oom_kills()
     )
+
+
+def num_bytes_read(process: int) -> int:
+    """Return how much a child of this process has read from files so far; 0 if the system does not say."""
+    return _fields(Path(f"/proc/{process}/io")).get("rchar:", 0)
 
 
 def default_memory_bytes() -> int:

@@ -11,11 +11,12 @@ import resource
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-_SIGNAL, _THREAD, _IS_ANSWERED, _IS_CLOSED, _LENGTH = range(5)
-"""Words of 32 bits at the start of the page; csrc/crash.cpp uses the same layout."""
+_SIGNAL, _THREAD, _IS_ANSWERED, _IS_CLOSED, _LENGTH, _IS_SCRIPT_OVER, _IS_REPORTED = range(7)
+"""Words of 32 bits at the start of the page; csrc/crash.cpp uses the first ones, too."""
 _TEXT = 64
 _SIZE = 16 * 1024
 _FLIGHT_SIZE = 2**20
@@ -85,6 +86,24 @@ class SharedPage:
         """Whether the child has reported on the run and is about to exit."""
         return bool(self._words[_IS_CLOSED])
 
+    @property
+    def script_has_ended(self) -> bool:
+        """Whether the script is over: the child only diagnoses and exits."""
+        return self.is_closed or bool(self._words[_IS_SCRIPT_OVER])
+
+    def note_script_ended(self) -> None:
+        """Note that the script is over."""
+        self._words[_IS_SCRIPT_OVER] = 1
+
+    @property
+    def is_reported(self) -> bool:
+        """Whether the parent reports on the run and stops the child, which then need not report."""
+        return bool(self._words[_IS_REPORTED])
+
+    def note_reported(self) -> None:
+        """Note that the parent reports on the run and stops the child."""
+        self._words[_IS_REPORTED] = 1
+
     def close(self) -> None:
         """Note that the child has reported on the run."""
         self._words[_IS_CLOSED] = 1
@@ -144,6 +163,30 @@ class GroupSentinel:
             finally:
                 os._exit(0)
         return process
+
+
+def wait_for_signal(signals: Sequence[int], seconds: float) -> signal.struct_siginfo | None:
+    """Wait for one of the signals, which must be blocked and SIGALRM among them; None if none came in time.
+
+    A timer ends the wait. `sigtimedwait` has a limit of its own, but returns memory that it never wrote, as if that
+    were a signal, where this process was suspended until the limit was over.
+    """
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        came = signal.sigwaitinfo(signals)
+    except OSError:
+        return None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    is_ours = came.si_signo == signal.SIGALRM and came.si_code > 0  # sent by the kernel, not by a process
+    return None if is_ours else came
+
+
+def drop_pending(signals: Sequence[int]) -> None:
+    """Forget the signals that have come and are blocked."""
+    with contextlib.suppress(OSError):
+        while signal.sigpending() & set(signals):
+            signal.sigtimedwait(signals, 0)
 
 
 def can_supervise() -> bool:

@@ -73,6 +73,16 @@ class ProcessGuard:
         if self._page is not None and location is not None:
             self._page.announce(replace(location, folder=str(folder)))
 
+    def script_ended(self) -> None:
+        """Note that the script is over, and what follows is our own doing: the parent need not explain its end."""
+        if self._page is not None:
+            self._page.note_script_ended()
+
+    @property
+    def is_reported(self) -> bool:
+        """Whether the parent has reported on the run already: this process hung, and is about to be stopped."""
+        return self._page is not None and self._page.is_reported
+
     def close(self) -> None:
         """Note that the run is over and reported; crashes are still caught, since processes also crash at exit."""
         self.flight.close()

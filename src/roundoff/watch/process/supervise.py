@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from roundoff.watch.process.ipc import WAKE_SIGNAL, SharedPage, can_supervise, die_by, die_with_parent
+from roundoff.watch.process.ipc import WAKE_SIGNAL, SharedPage, can_supervise, die_by, die_with_parent, drop_pending
 
 if TYPE_CHECKING:
     from roundoff.runs.records.info import Ending
@@ -61,8 +61,7 @@ def supervise(
     try:
         ending = monitor.wait(_WAITED_FOR)
     finally:
-        while signal.sigtimedwait(_WAITED_FOR, 0) is not None:
-            pass  # too late for the child, and not meant for this process
+        drop_pending(_WAITED_FOR)  # too late for the child, and not meant for this process
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     if ending.was_stopped:
         return 1
