@@ -6,6 +6,7 @@ memory: reading it kills the process with SIGSEGV. `counting()` counts what cost
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import fcntl
@@ -14,6 +15,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import time
 import traceback
 import types
 from collections.abc import Iterator, Sequence
@@ -79,6 +81,9 @@ def load() -> types.ModuleType:
     library.simulated_register()
     module = _device_module(library)
     torch._register_device_module(NAME, module)
+    # After the last backward, autograd's thread of the device still drops Python objects. One that does so when Python
+    # is gone aborts the process, on any accelerator.
+    atexit.register(time.sleep, 0.1)
     backend_registration.generate_methods_for_privateuse1_backend(unsupported_dtype=[torch.quint8])
     return module
 

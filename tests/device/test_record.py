@@ -36,6 +36,11 @@ def conv_net() -> nn.Module:
     )
 
 
+def deep_net() -> nn.Module:
+    blocks = (nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.LayerNorm(16)) for _ in range(12))
+    return nn.Sequential(nn.Flatten(), nn.Linear(108, 16), *blocks, nn.Linear(16, 10))
+
+
 class Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -120,13 +125,30 @@ def _events(run: Run) -> dict[tuple[Any, ...], dict[str, Any]]:
     }
 
 
-@pytest.mark.parametrize("what", ["summaries", "inputs and histograms", "fp64 reference", "stacks"])
-def test_a_recorded_step_waits_twice_however_many_ops_it_has(tmp_path: Path, what: str) -> None:
+@pytest.mark.parametrize("execution", ["at once", "when waited for"])
+@pytest.mark.parametrize("make", [conv_net, Attention, deep_net])
+@pytest.mark.parametrize("what", [what for what in WHAT if what != "cpu reference"])  # which computes on the host
+def test_a_recorded_step_waits_twice_however_many_ops_it_has(
+    tmp_path: Path, what: str, make: Callable[[], nn.Module], execution: Execution
+) -> None:
     counts: list[DeviceCounts] = []
-    record(tmp_path / "run", lambda: train("sim", num_steps=4, counts=counts), **WHAT[what])
+    with behaving(execution=execution):
+        record(tmp_path / "run", lambda: train("sim", make, num_steps=4, counts=counts), **WHAT[what])
 
-    for step in counts[2:]:
-        assert len(step.waits) <= 2, step.where("wait")
+    for step in counts[2:]:  # one for the copies of all tensors, one for the losses
+        assert step.waits == ["device", "copy to host"], step.where("wait")
+
+
+@pytest.mark.parametrize("execution", ["at once", "when waited for"])
+def test_whole_tensors_are_those_of_the_step(tmp_path: Path, execution: Execution) -> None:
+    with behaving(execution=execution):
+        there = record(tmp_path / "there", lambda: train("sim"), level="tensors")[0].tensor_file(1)
+    here = record(tmp_path / "here", lambda: train("cpu"), level="tensors")[0].tensor_file(1)
+
+    names = [name for name in here if not any(op in name for op in (*SETTING_UP, *OVERWRITING))]
+    assert len(names) > 50
+    for name in names:
+        np.testing.assert_allclose(there[name], here[name], rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 def test_without_fp64(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ from roundoff.words import plural
 
 
 class StepWriter:
-    """Writes one recorded step after another; whole tensors are written at once, the rest when the step closes."""
+    """Writes one recorded step after another; whole tensors are written when they are read, the rest when it closes."""
 
     def __init__(self, writer: RunWriter, *, sites: Sites, sources: Sources | None) -> None:
         self.num_events = 0

@@ -93,6 +93,7 @@ class OpRecorder(SiteTrackingMode):
     def new_step(self) -> StepRows:
         """Return the rows of the step that ended, and start with none."""
         self.take_pending()
+        self.rows.deliver()
         rows, self.rows = self.rows, StepRows(self._copies)
         for counts in self._counts:
             counts.clear()
@@ -256,7 +257,7 @@ class OpRecorder(SiteTrackingMode):
         if not place % _ROWS_PER_CHECK and os.getpid() != self._process:
             self.paused = True  # a worker process of the script: its rows are never written
         if self._on_row is not None:
-            self._on_row(x, place)
+            self.rows.read(x, place, self._on_row)
         if self._histograms and is_result:  # an input is the output of another op, which was summarized there
             self.rows.histograms.add(x, place)
         return place

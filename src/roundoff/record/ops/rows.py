@@ -109,6 +109,7 @@ class StepRows:
         self._blocks: list[npt.NDArray[np.float64]] = []
         self._keys: list[RowKey] = []
         self._errors: dict[int, tuple[float, float]] = {}
+        self._readers: dict[int, Callable[[Tensor, int], None]] = {}
         self._address = 0
         self._free = 0
         kernels = compiled_kernels()
@@ -147,6 +148,19 @@ class StepRows:
 
     def _summarize_into(self, place: int, x: Tensor) -> None:
         self._blocks[place // _BLOCK][place % _BLOCK] = summarize(x)
+        if (read := self._readers.pop(place, None)) is not None:
+            read(x, place)
+
+    def read(self, x: Tensor, place: int, reader: Callable[[Tensor, int], None]) -> None:
+        """Pass on the tensor of a row that was just added: at once, or its copy when that has arrived."""
+        if x.is_cpu:
+            reader(x, place)
+        else:
+            self._readers[place] = reader
+
+    def deliver(self) -> None:
+        """Wait for the copies that are on their way from devices, and read them."""
+        self._copies.deliver()
 
     def note_introduced(self, place: int, error: IntroducedError) -> None:
         """Keep the error that the op of an event introduced."""
@@ -160,8 +174,7 @@ class StepRows:
         self._errors[place] = (worst, math.sqrt(mean_square))
 
     def content_hash(self, place: int) -> int:
-        """Return the hash of the event's tensor; waits for its device."""
-        self._copies.deliver()
+        """Return the hash of the event's tensor, which has been read."""
         return int(self._blocks[place // _BLOCK][place % _BLOCK, columns.HASH : columns.HASH + 1].view(np.uint64)[0])
 
     def numbers(self) -> npt.NDArray[np.float64]:

@@ -126,7 +126,8 @@ def _disturb(x: Tensor, sample: int, dim: int, size: int) -> Tensor:
     x = x.clone()
     chosen = x.select(dim, sample)
     if x.is_floating_point():
-        chosen += chosen.std().nan_to_num().clamp(min=1e-2) * torch.linspace(0.5, 1.5, chosen.numel()).view_as(chosen)
+        factors = torch.linspace(0.5, 1.5, chosen.numel(), device=x.device).view_as(chosen)
+        chosen += chosen.std().nan_to_num().clamp(min=1e-2) * factors
     elif x.dtype is not torch.bool and x.dim() > 1:
         chosen.copy_(x.select(dim, (sample + 1) % size))
     return x

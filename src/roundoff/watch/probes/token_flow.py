@@ -28,11 +28,11 @@ def token_flow(step: ReplayedStep) -> TokenFlowProbe | None:
 
 
 class _Experiment:
-    """Plays the forward of a step with other tokens, and compares what its loss function is given."""
+    """Plays the forward of a step with other tokens, and compares, on the host, what its loss function is given."""
 
     def __init__(self, step: ReplayedStep, ids: Tensor) -> None:
         self._step = step
-        self._ids = ids
+        self._ids = ids.cpu()
         self._offset: int | None = None
         self.plain = self._scores(None)
 
@@ -62,8 +62,8 @@ class _Experiment:
         known = self._ids
 
         def change(x: Tensor) -> Tensor:
-            is_same = ids is not None and x.shape == known.shape and x.dtype == known.dtype and torch.equal(x, known)
-            return ids.clone() if is_same and ids is not None else x
+            is_like = ids is not None and x.shape == known.shape and x.dtype == known.dtype
+            return ids.to(x.device, copy=True) if is_like and torch.equal(x.cpu(), known) else x  # type: ignore[union-attr]
 
         watcher = _ScoreWatcher(self._step.tape, replay_sources())
         with self._step.in_state(), watcher:
@@ -136,14 +136,14 @@ class _ScoreWatcher(CriterionWatcher):
     def _describe(self, name: str, given: dict[str, Any], result: Tensor) -> Any:
         call = super()._describe(name, given, result)
         if (name in _SCORES_CLASSES and call.num_counted is not None) or name in _SCORES_NUMBERS:
-            self.given.append((given["input"].detach().double(), given["target"].detach(), call))
+            self.given.append((given["input"].detach().cpu().double(), given["target"].detach().cpu(), call))
         return call
 
 
 def _mask_of(step: ReplayedStep, ids: Tensor) -> Tensor | None:
     """Return where tokens are real, if the step has a mask of their shape that hides one constant id at row ends."""
     for external in step.tape.external:
-        x = external.copy
+        x = external.copy.cpu() if external.copy.shape == ids.shape else external.copy
         if x.shape != ids.shape or x is ids or not bool(((x == 0) | (x == 1)).all()):
             continue
         for is_real in (x != 0, x == 0):
