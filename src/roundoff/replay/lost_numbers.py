@@ -20,8 +20,13 @@ from roundoff.runs import LostNumbers
 from roundoff.torch_private import hidden_from_modes
 
 _MAX_FOUND = 16
+_MAX_FOLLOWED = 1000
 _MAX_ELEMENTS = 2**22
+_MAX_FACTOR = 2**14
+"""Products of matrices of integers are slow."""
+_PRODUCTS = ("matmul", "__matmul__", "mm", "bmm", "mv", "dot")
 _NARROW_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32)
+_READABLE = (*_NARROW_INTEGERS, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _LARGEST_EXACT = {torch.bfloat16: 2**8, torch.float16: 2**11, torch.float32: 2**24}
 """Up to here the format represents every integer."""
 _ARITHMETIC = frozenset({
@@ -128,6 +133,8 @@ class LostNumbersFinder:
             return None
         if not self._waits and not all(x.is_cpu for x in tensors):
             return None
+        if name in _PRODUCTS and any(x.numel() > _MAX_FACTOR for x in tensors):
+            return None
         return tuple(x.long() if isinstance(x, Tensor) else x for x in args)
 
     def _find(
@@ -136,8 +143,9 @@ class LostNumbersFinder:
         """Return what a call has lost, without its place."""
         if not _is_plain(result) or not 0 < result.numel() <= _MAX_ELEMENTS or not (self._waits or result.is_cpu):
             return None
-        if wide is not None:
-            exact = function(*wide, **kwargs)
+        if wide is not None and "out" not in kwargs:
+            copies = [x.clone() if isinstance(x, Tensor) else x for x in wide]  # the call may write into them
+            exact = function(*copies, **kwargs)
             return _wrapped(name, wide, exact, result) if isinstance(exact, Tensor) else None
         if name in _CASTS and args and _is_plain(args[0]):
             return _lost_in_cast(name, args[0], result)
@@ -169,21 +177,21 @@ class LostNumbersFinder:
             known = self._followed.get(id(x))
             if known is None or known.tensor() is not x:
                 continue
-            if name in _MODULAR and known.found.kind == "wrapped":
+            if name in _MODULAR and known.found.kind == "wrapped" and not x.is_floating_point():
                 self._followed = {key: each for key, each in self._followed.items() if each.found is not known.found}
             elif name in _ANGLES:
                 self._found.append(replace(known.found, is_angle=True))
-            elif isinstance(result, Tensor) and id(result) not in self._followed:
-                self._followed[id(result)] = _Followed(ref(result), known.found)
+            elif isinstance(result, Tensor) and len(self._followed) < _MAX_FOLLOWED:
+                self._followed.setdefault(id(result), _Followed(ref(result), known.found))
 
 
 def _is_plain(x: Any) -> bool:
-    return isinstance(x, Tensor) and x.layout is torch.strided and not x.is_complex() and not x.is_nested
+    """Say whether this is a tensor whose numbers are all here, in a dtype with which everything can be computed."""
+    return type(x) in (Tensor, torch.nn.Parameter) and x.layout is torch.strided and x.dtype in _READABLE
 
 
 def _is_small_and_whole(x: Tensor) -> bool:
-    is_whole = not x.is_floating_point() and x.dtype is not torch.bool
-    return _is_plain(x) and is_whole and x.numel() <= _MAX_ELEMENTS
+    return _is_plain(x) and not x.is_floating_point() and x.numel() <= _MAX_ELEMENTS
 
 
 def _wrapped(name: str, given: Sequence[Any], exact: Tensor, result: Tensor) -> LostNumbers | None:
@@ -196,7 +204,7 @@ def _wrapped(name: str, given: Sequence[Any], exact: Tensor, result: Tensor) -> 
         return None
     place = int(lost.flatten().nonzero()[0])
     operands: list[float] = []
-    if not name.removeprefix("__").startswith(("matmul", "mm", "bmm", "dot", "mv", "sum", "prod", "cum")):
+    if name not in (*_PRODUCTS, "sum", "prod", "cumsum", "cumprod"):
         for x in given[:2]:
             at = x.expand_as(exact).flatten()[place] if isinstance(x, Tensor) else x
             operands += [float(at)] if isinstance(at, (int, float, Tensor)) else []
@@ -216,7 +224,7 @@ def _wrapped(name: str, given: Sequence[Any], exact: Tensor, result: Tensor) -> 
 
 def _lost_in_cast(name: str, x: Tensor, result: Tensor) -> LostNumbers | None:
     """Find numbers that do not fit into narrower integers, and counters that a float rounds together."""
-    if x.shape != result.shape or x.dtype == result.dtype or x.dtype is torch.bool:
+    if x.shape != result.shape or x.dtype == result.dtype:
         return None
     if result.dtype in _NARROW_INTEGERS:
         if not x.is_floating_point() and result.dtype in (torch.uint8, torch.int8):
@@ -237,10 +245,8 @@ def _lost_in_cast(name: str, x: Tensor, result: Tensor) -> LostNumbers | None:
     for axis in range(x.dim()):
         counts, gaps = exact.diff(dim=axis), rounded.diff(dim=axis)
         if counts.numel() and bool((counts > 0).all()) and bool((gaps == 0).any()):
-            first = exact.narrow(axis, 1, x.shape[axis] - 1)[gaps == 0].flatten()[0]
-            same = rounded.narrow(axis, 1, x.shape[axis] - 1)[gaps == 0].flatten()[0]
-            num_lost = int((gaps == 0).sum())
-            lost = _rounded(name, result, exact=float(first), got=float(same), num_lost=num_lost)
+            later = [float(y.narrow(axis, 1, x.shape[axis] - 1)[gaps == 0][0]) for y in (exact, rounded)]
+            lost = _rounded(name, result, exact=later[0], got=later[1], num_lost=int((gaps == 0).sum()))
             return replace(lost, is_counter=True)
     wrong = exact != rounded
     if x.is_floating_point() or result.dtype is torch.float32 or not bool(wrong.any()):
@@ -272,7 +278,7 @@ def _lost_count(name: str, result: Tensor) -> LostNumbers | None:
 
 def _lost_angles(name: str, args: tuple[Any, ...]) -> LostNumbers | None:
     """Find sines and cosines of numbers whose neighbours in their format are a radian or more away."""
-    x = args[0] if name in _ANGLES and args else None
+    x: Any = args[0] if name in _ANGLES and args else None
     if not _is_plain(x) or x.dtype not in (torch.float16, torch.bfloat16) or not 0 < x.numel() <= _MAX_ELEMENTS:
         return None
     sizes, limit = x.detach().abs(), _LARGEST_EXACT[x.dtype]

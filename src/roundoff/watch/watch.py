@@ -450,6 +450,8 @@ class Watch(LoopFollower):
         Steps from one snapshot to the next are taped all or none: a replay starts from a snapshot.
         """
         tape, snapshots, step = self._tape, self._snapshots, self.clock.step
+        if not self.is_fully_watched:
+            tape.lost_numbers = None
         is_due = self.is_fully_watched or snapshots.is_due(step)
         if is_due or tape.is_paused:
             if self._must_tape or self._can_tape():
@@ -629,8 +631,6 @@ class Watch(LoopFollower):
         finder = self._tape.lost_numbers
         if finder is not None:
             self._facts.see_lost_numbers(self.clock.step, finder)
-            if not self.is_fully_watched:
-                self._tape.lost_numbers = None
         self._facts.end_attempt(self._tape.so_far(), leaves=self.leaves or (), fully=self.is_fully_watched)
 
     def _resume(self) -> None:

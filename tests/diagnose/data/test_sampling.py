@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from roundoff.diagnose.data.epochs import duplicate_samples, repeated_orders
+from roundoff.diagnose.data.epochs import alike_workers, duplicate_samples, repeated_orders
 from roundoff.runs import BatchFacts, Run, Severity
 from tests.diagnose.findings import only
 from tests.run_folders import epochs, hash_rows, tensor, write_run
@@ -67,3 +67,26 @@ def test_a_loop_by_hand_shows_its_rounds(tmp_path: Path) -> None:
 def test_one_batch_again_and_again_has_no_order(tmp_path: Path) -> None:
     batches = [BatchFacts(step=step, tensors=(tensor(hash="a"),)) for step in range(20)]
     assert repeated_orders(write_run(tmp_path / "run", batches)) == []
+
+
+def test_workers_that_give_the_same_batches_are_named(tmp_path: Path) -> None:
+    samples = [[10 * (step // 2) + n for n in range(4)] for step in range(NUM_STEPS)]
+    finding = only(alike_workers, run_of(tmp_path / "run", samples, num_workers=2, generators=("rng",)))
+    assert (finding.rule, finding.severity, finding.step) == ("loader-workers-alike", Severity.ERROR, 1)
+    assert "in each of 3 rounds from step 0 on, the workers 0 to 1 gave the same samples" in finding.why
+    assert "draws from rng, of which each of the 2 workers has a copy" in finding.why
+
+
+def test_a_generator_that_all_workers_have_a_copy_of_is_a_warning(tmp_path: Path) -> None:
+    samples = [shuffled(step) for step in range(NUM_STEPS)]
+    finding = only(alike_workers, run_of(tmp_path / "copied", samples, num_workers=2, generators=("rng",)))
+    assert (finding.rule, finding.severity) == ("loader-workers-alike", Severity.WARNING)
+    seeded = run_of(tmp_path / "seeded", samples, num_workers=2, generators=("rng",), has_worker_init=True)
+    assert alike_workers(seeded) == []
+
+
+def test_workers_of_their_own_and_equal_samples_are_fine(tmp_path: Path) -> None:
+    assert alike_workers(run_of(tmp_path / "own", [shuffled(s) for s in range(NUM_STEPS)], num_workers=2)) == []
+    assert alike_workers(run_of(tmp_path / "equal", [[1, 1]] * NUM_STEPS, num_workers=2)) == []
+    pairs = [[step // 2] for step in range(NUM_STEPS)]
+    assert alike_workers(run_of(tmp_path / "one", pairs, num_workers=1)) == []

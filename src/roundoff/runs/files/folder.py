@@ -78,7 +78,7 @@ origin_tensors_path = FileName("origin-rank{rank}.safetensors")
 
 _OF_RANK = (
     metrics_path, calls_path, anomalies_path, memory_path, structure_path, inputs_path, criteria_path,
-    failures_path, ending_path, tensors_path, *part_paths.values(),
+    lost_numbers_path, failures_path, ending_path, tensors_path, *part_paths.values(),
 )  # fmt: skip
 """The files by which a rank is known to have written."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 from weakref import ref
 
@@ -92,20 +93,27 @@ class AxesWatcher(FunctionMode):
     def _follow_reshapes(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Follow a tensor whose axes were confused until a call depends on their meaning."""
         if name in _RESHAPES:
+            if self._mixer_of(args[0]) is not None:
+                return  # this one may undo the other
             axis = mixed_axis(args[0].shape, result.shape) if _is_plain(args[0]) and _is_plain(result) else None
             if axis is not None:
                 self._mixed[id(result)] = ref(result), self._note("reshape", name, args[0], result.shape, axis=axis)
-            return  # a second reshape may undo the first
+            return
         operands = args[:1] if name in _READS_AXES - {*_PRODUCTS, "einsum"} else (args, kwargs)
-        given = (self._mixed.get(id(x)) for x in plain_tensors(operands)) if self._mixed else ()
-        mixed = next((found for found in given if found is not None and found[0]() is not None), None)
-        if mixed is None:
+        given = (self._mixer_of(x) for x in plain_tensors(operands)) if self._mixed else ()
+        mixer = next((found for found in given if found is not None), None)
+        if mixer is None:
             return
         if name in _READS_AXES:
-            self._mixed = {key: kept for key, kept in self._mixed.items() if kept[1] is not mixed[1]}
-            self._add(mixed[1], reader=name)
+            self._mixed = {key: kept for key, kept in self._mixed.items() if kept[1] is not mixer}
+            self._add(mixer, reader=name)
         elif isinstance(result, Tensor):
-            self._mixed[id(result)] = ref(result), mixed[1]
+            self._mixed[id(result)] = ref(result), mixer
+
+    def _mixer_of(self, x: Any) -> ConfusedAxes | None:
+        """Return the reshape that mixed the axes of a tensor, if one did."""
+        tensor, mixer = self._mixed.get(id(x), (None, None))
+        return mixer if tensor is not None and tensor() is x else None
 
     def _check_classes(self, name: str, scores: Tensor) -> None:
         """Look where the scores of the first class come from, by the gradient of their sum."""
@@ -118,9 +126,7 @@ class AxesWatcher(FunctionMode):
             return
         picked = torch.zeros_like(scores)
         picked[:, 0] = 1.0
-        (made,) = torch.autograd.grad(scores, GradientEdge(node, 0), picked, retain_graph=True, allow_unused=True)
-        if made is None:
-            return
+        (made,) = torch.autograd.grad(scores, GradientEdge(node, 0), picked, retain_graph=True)
         of_classes = [axis for axis, size in enumerate(made.shape) if size == num_classes]
         used = [made.movedim(axis, 0).reshape(num_classes, -1).any(1) for axis in of_classes]
         if any(of_classes) and all(int(rows.sum()) > 1 for rows in used):
@@ -149,7 +155,7 @@ class AxesWatcher(FunctionMode):
         )
 
     def _add(self, found: ConfusedAxes, *, reader: str = "") -> None:
-        found = ConfusedAxes(**{name: getattr(found, name) for name in found.__slots__} | {"reader": reader})
+        found = replace(found, reader=reader)
         if found not in self.found:
             self.found.append(found)
 

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from roundoff.record.loop.sites import LOOP, Sites
 from roundoff.record.source_lines import Sources
@@ -54,7 +55,7 @@ class FunctionTrail(FunctionMode):
 def plain_tensors(values: Any) -> Iterator[Tensor]:
     """Yield the tensors in arguments or results that hold their own numbers."""
     found: Iterable[Tensor] = tensors_of(values)
-    return (x for x in found if isinstance(x, Tensor) and not x.is_nested and not x.is_sparse and not x.is_complex())
+    return (x for x in found if type(x) in (Tensor, nn.Parameter) and x.layout is torch.strided and not x.is_complex())
 
 
 def site_here(sites: Sites) -> str:
