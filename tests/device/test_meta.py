@@ -60,7 +60,7 @@ def train_after_meta(*, num_steps: int = 12, bad: int | None = None) -> list[Ten
 
 @pytest.mark.parametrize("options", [{}, {"reference": "fp64"}, {"level": "tensors"}])
 def test_a_recording_takes_what_has_values(tmp_path: Path, options: dict[str, str]) -> None:
-    with roundoff.recording(to=tmp_path / "run", strict=True, **options):  # type: ignore[arg-type]
+    with roundoff.recording(to=tmp_path / "run", strict=True, **options):
         recorded = train_after_meta()
 
     assert all(torch.equal(x, y) for x, y in zip(recorded, train_after_meta(), strict=True))

@@ -221,7 +221,7 @@ def test_many_small_parameters_are_measured_together(monkeypatch: pytest.MonkeyP
         for device in ("cpu", "sim"):
             torch.manual_seed(0)
             given = [parameter(size, torch.float32, device) for size in sizes]
-            given[4].grad[7] = math.nan  # type: ignore[index]
+            given[4].grad[7] = math.nan
             rows, _, counts = measure([*given, nn.Parameter(torch.ones(3).to(device))])
             tables[device] = [[row[name] or 0.0 for name in MEASURED] for row in rows]
     for there, here in zip(tables["sim"], tables["cpu"], strict=True):

@@ -1207,12 +1207,10 @@ def _eagerly() -> Iterator[None]:
 
 
 def _why_not_replayable(module: nn.Module) -> str | None:
-    for parameter in module.parameters():
-        if nn.parameter.is_lazy(parameter):
-            return "modules make their weights in it"
-        if parameter.is_meta:
-            return "its weights are on the meta device, without values"
-    return None
+    parameters = list(module.parameters())
+    if any(map(nn.parameter.is_lazy, parameters)):
+        return "modules make their weights in it"
+    return "its weights are on the meta device, without values" if any(p.is_meta for p in parameters) else None
 
 
 def _function_of(kind: LoopCallKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
