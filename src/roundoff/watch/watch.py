@@ -1242,7 +1242,7 @@ def _why_not_replayable(module: nn.Module) -> str | None:
     parameters = list(module.parameters())
     if any(map(nn.parameter.is_lazy, parameters)):
         return "modules make their weights in it"
-    return "its weights are on the meta device, without values" if any(x.is_meta for x in parameters) else None
+    return "its weights are on the meta device, without values" if any(p.is_meta for p in parameters) else None
 
 
 def _function_of(kind: LoopCallKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
