@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from roundoff.accelerator import keeping_torch_generators
 from roundoff.errors import SensitivityError
 from roundoff.formats import Format, format_named
-from roundoff.kernels.accelerator import keeping_torch_generators
 from roundoff.precision import apply_recipe
 from roundoff.record.loop.observer import observing_loop
 from roundoff.sensitivity.effects import Sensitivity

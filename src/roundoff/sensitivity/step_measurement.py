@@ -14,8 +14,8 @@ from torch.autograd.function import BackwardCFunction
 from torch.optim import Optimizer
 
 from roundoff import torch_private
+from roundoff.accelerator import is_autocast_on
 from roundoff.formats import Format
-from roundoff.kernels.accelerator import is_autocast_on
 from roundoff.precision import Recipe
 from roundoff.precision.optimizer import RecipeOptimizer
 from roundoff.record.loop.calls import LoopCall, LoopCallKind

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from roundoff.accelerator import keeping_torch_generators
 from roundoff.errors import RecipeError
-from roundoff.kernels.accelerator import keeping_torch_generators
 from roundoff.kernels.group_codes import CODE_BITS
 from roundoff.kernels.random_numbers import draw_key
 from roundoff.precision.activations.activation_settings import UNCOMPRESSED, ActivationSettings, bits_by_site
