@@ -57,7 +57,7 @@ class LossTermWatcher(FunctionMode):
             for x in tensors_of(result):
                 if not x.requires_grad:
                     self._computed[id(x)] = ref(x)
-        if type(result) is not Tensor or result.numel() != 1 or result.grad_fn is None:
+        if type(result) is not Tensor or result.grad_fn is None or (result.numel() != 1 and name not in _JOINS):
             return
         self._lines[result.grad_fn] = self._sources.here()
         parts = args[:2] if name in _ADDS else args[0] if name in _JOINS and args else ()
