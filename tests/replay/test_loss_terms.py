@@ -10,6 +10,9 @@ from torch import Tensor, nn
 from roundoff.record.source_lines import Sources
 from roundoff.replay.loss_terms import LossTermWatcher
 
+OTHER = nn.Linear(4, 2)
+"""A model that no optimizer trains."""
+
 
 def kinds_in(make_loss: Callable[[nn.Module, Tensor], Tensor], *, held: bool = True) -> list[str]:
     """Return the kinds of terms without a path to a parameter, in a loss of a small model."""
@@ -20,7 +23,8 @@ def kinds_in(make_loss: Callable[[nn.Module, Tensor], Tensor], *, held: bool = T
         loss = make_loss(model, x)
     assert watcher.failure is None
     known = {id(p) for p in model.parameters()} if held else set()
-    return [term.kind for term in watcher.terms_of(loss, held=known).terms]
+    others = {id(p) for p in OTHER.parameters()}
+    return [term.kind for term in watcher.terms_of(loss, held=known, others=others).terms]
 
 
 def test_detached_terms_and_numbers_are_found() -> None:
@@ -39,7 +43,11 @@ def test_what_is_subtracted_inside_of_a_nonlinear_function_is_no_term() -> None:
 
 
 def test_a_term_that_reaches_only_another_model_is_found() -> None:
-    other = nn.Linear(4, 2)
-    assert kinds_in(lambda model, x: model(x).mean() + other(x).mean()) == ["elsewhere"]
-    assert kinds_in(lambda model, x: model(x).mean() + other(model(x).repeat(1, 2)).mean()) == []
-    assert kinds_in(lambda model, x: model(x).mean() + other(x).mean(), held=False) == []
+    assert kinds_in(lambda model, x: model(x).mean() + OTHER(x).mean()) == ["elsewhere"]
+    assert kinds_in(lambda model, x: model(x).mean() + OTHER(model(x).repeat(1, 2)).mean()) == []
+    assert kinds_in(lambda model, x: model(x).mean() + OTHER(x).mean(), held=False) == []
+
+
+def test_a_leaf_that_nobody_knows_may_stand_for_a_parameter() -> None:
+    unknown = nn.Linear(4, 2)
+    assert kinds_in(lambda model, x: model(x).mean() + unknown(x).mean()) == []

@@ -19,7 +19,7 @@ def seen(folder: Path, *terms: LossTerm | None) -> Run:
 
 
 def term(value: float, kind: str = "computed") -> LossTerm:
-    return LossTerm(value=value, kind=kind, source="train.py:7")  # type: ignore[arg-type]
+    return LossTerm(value=value, kind=kind, source="train.py:7")
 
 
 def test_a_term_without_a_gradient_is_named_with_its_line(tmp_path: Path) -> None:
