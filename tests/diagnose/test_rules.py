@@ -20,18 +20,22 @@ from tests.run_folders import write_run
 ORDER = """
 native-crash killed hang interrupted
 invalid-access native-leak
+stepping-stopped
 stale-optimizer-parameters unregistered-parameter not-in-optimizer frozen
 graph-cut
+loss-term-unreachable
 tie-broken
 checkpoint-not-loaded
 optimizer-state-lost
 ema-broken
+average-incomplete
 loss-broadcast
 loss-input-kind
 double-softmax
 zero-init symmetric-init
 dead-units
 exploding-activations vanishing-gradients
+units-without-gradient
 initial-loss
 axes-confused
 causal-leak mask-inverted padding-seen order-ignored
@@ -97,6 +101,7 @@ exception
 """Every rule by its codes, one line each, in the order in which a diagnosis decides."""
 
 CAUSES = """
+average-incomplete: ema-broken running-stats-frozen running-stats-lost
 batch-mixing: axes-confused
 causal-leak: axes-confused
 data-not-shuffled: dataset-mutated duplicate-samples epoch-order-repeated
@@ -117,13 +122,14 @@ input-scale: consumed-overflow domain-error masked-softmax nonfinite-update over
 loss-nonfinite: cancellation domain-error double-step loss-scale-collapsed loss-scale-overflow loss-sum-reduction
     loss-unbounded-below lr-too-high masked-softmax missing-zero-grad no-valid-targets nonfinite-input
     nonfinite-update norm-statistics-nonfinite overflow step-on-nonfinite-gradients step-on-scaled-gradients
+loss-term-unreachable: graph-cut not-in-optimizer
 loss-spike: domain-error double-step input-scale loss-nonfinite loss-scale-overflow loss-sum-reduction
     loss-unbounded-below lr-too-high masked-softmax missing-zero-grad no-valid-targets nonfinite-input
     nonfinite-update norm-statistics-nonfinite overflow step-on-nonfinite-gradients step-on-scaled-gradients
 lr-too-high: double-step exploding-activations input-scale loss-sum-reduction loss-unbounded-below missing-zero-grad
     step-on-scaled-gradients
-lr-too-low: clip-before-unscale consumed-overflow dead-units gradient-underflow lr-zero missing-step saturated-softmax
-    scheduler-rate update-below-ulp vanishing-gradients zero-grad-before-step
+lr-too-low: clip-before-unscale consumed-overflow dead-units gradient-underflow lr-too-high lr-zero missing-step
+    saturated-softmax scheduler-rate stepping-stopped update-below-ulp vanishing-gradients zero-grad-before-step
 nonfinite-update: cancellation double-step loss-scale-collapsed loss-sum-reduction loss-unbounded-below lr-too-high
     missing-zero-grad step-on-scaled-gradients
 norm-statistics-nonfinite: cancellation double-step loss-scale-collapsed loss-sum-reduction loss-unbounded-below
@@ -136,7 +142,10 @@ running-stats-lost: constant-input dead-units zero-init
 step-on-nonfinite-gradients: cancellation domain-error double-step loss-scale-collapsed loss-scale-overflow
     loss-sum-reduction loss-unbounded-below lr-too-high masked-softmax missing-zero-grad no-valid-targets
     nonfinite-input nonfinite-update norm-statistics-nonfinite overflow step-on-scaled-gradients
+stepping-stopped: domain-error loss-scale-overflow masked-softmax no-valid-targets nonfinite-input nonfinite-update
+    norm-statistics-nonfinite overflow
 train-eval-gap: norm-statistics-nonfinite running-stats-frozen running-stats-lost stochastic-eval tiny-norm-batch
+units-without-gradient: dead-units eval-mode-training graph-cut zero-init
 vanishing-gradients: constant-input dead-units symmetric-init zero-init
 """
 """The codes that explain each code, without those of the whole loss, which the codes of every other rule explain."""

@@ -34,8 +34,10 @@ def forward_facts(step: ReplayedStep) -> list[CriterionCall | LossTermsProbe | L
         counters = list(_held_counters(step))
         held = {id(p) for optimizer in step.training.optimizers for p in parameters_of(optimizer)}
         held |= {id(p) for optimizer in step.training.recipes() for p, _ in optimizer.stand_ins}
+        of_models = [set(map(id, model.parameters())) for model in step.training.models]
+        others = {number for numbers in of_models if numbers.isdisjoint(held) for number in numbers}
         roots = [root for root in player.roots if type(root) is Tensor and root.numel() == 1][:_MAX_LOSSES]
-        sums = [terms.terms_of(root, held=held) for root in roots]
+        sums = [terms.terms_of(root, held=held, others=others) for root in roots]
     for failure in (criteria.failure, terms.failure, numbers.finder.failure):
         if failure is not None:
             raise failure

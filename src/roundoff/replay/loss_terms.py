@@ -57,7 +57,7 @@ class LossTermWatcher(FunctionMode):
             for x in tensors_of(result):
                 if not x.requires_grad:
                     self._computed[id(x)] = ref(x)
-        if type(result) is not Tensor or result.numel() != 1 or result.grad_fn is None:
+        if type(result) is not Tensor or result.grad_fn is None or (result.numel() != 1 and name not in _JOINS):
             return
         self._lines[result.grad_fn] = self._sources.here()
         parts = args[:2] if name in _ADDS else args[0] if name in _JOINS and args else ()
@@ -85,18 +85,24 @@ class LossTermWatcher(FunctionMode):
         known = self._computed.get(id(x))
         return known is not None and known() is x
 
-    def terms_of(self, loss: Tensor, *, held: Container[int]) -> LossTermsProbe:
-        """Return the terms of a loss that reach no parameter of an optimizer; `held` are the ids of those."""
-        inside, others = _addends(loss.grad_fn)
+    def terms_of(self, loss: Tensor, *, held: Container[int], others: Container[int]) -> LossTermsProbe:
+        """Return the terms of a loss that reach no parameter of an optimizer.
+
+        Args:
+            loss: what backward starts from.
+            held: the ids of the parameters that optimizers hold.
+            others: the ids of those of models of which no optimizer holds any.
+        """
+        inside, ends = _addends(loss.grad_fn)
         found = [term for node, term in self._terms if node in inside]
-        reaching = {node: _reaches(node, held) for node in others}
+        reaching = {node: _reaches(node, held=held, others=others) for node in ends}
         if any(reaching.values()):
             found += [
                 LossTerm(value=None, kind="elsewhere", source=self._line(self._lines.get(node, -1)))
                 for node, does_reach in reaching.items()
                 if does_reach is False
             ]
-        return LossTermsProbe(step=self._step, loss=float(loss.detach()), num_terms=len(others), terms=tuple(found))
+        return LossTermsProbe(step=self._step, loss=float(loss.detach()), num_terms=len(ends), terms=tuple(found))
 
 
 def _addends(root: Any) -> tuple[set[Any], list[Any]]:
@@ -122,17 +128,20 @@ def _name_of(node: Any) -> str:
     return str(node.name()).rstrip("0123456789").removesuffix("Backward")
 
 
-def _reaches(node: Any, held: Container[int]) -> bool | None:
-    """Say whether a term reaches a parameter of an optimizer; None if it reaches no leaf, or that takes too long."""
-    has_leaf = False
+def _reaches(node: Any, *, held: Container[int], others: Container[int]) -> bool | None:
+    """Say whether a term reaches a parameter of an optimizer, and if not, whether all it reaches is another model's.
+
+    None if that is unknown: a leaf may be a part of a parameter, or stand for one, as in sharded and scripted models.
+    """
+    reached = False
     for num, leaf in enumerate(_leaves(node)):
-        if num > _MAX_NODES:
+        if num > _MAX_NODES or (leaf is not None and id(leaf) not in held and id(leaf) not in others):
             return None
         if leaf is not None:
-            has_leaf = True
+            reached = True
             if id(leaf) in held:
                 return True
-    return False if has_leaf else None
+    return False if reached else None
 
 
 def _leaves(node: Any) -> Iterator[Tensor | None]:

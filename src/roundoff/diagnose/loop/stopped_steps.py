@@ -42,7 +42,10 @@ def stopped_optimizers(run: Run, rank: int) -> Finding | None:
 
 
 def _find_frozen(run: Run, rank: int) -> Finding | None:
-    """Find an optimizer that steps, and none of whose parameters ever required a gradient or changed."""
+    """Find an optimizer that steps, and none of whose parameters ever required a gradient or changed.
+
+    Next to others it may be the one of a body that is unfrozen later, which the first steps do not show.
+    """
     looks = run.structures(rank=rank)
     stepped = {call.detail_as(StepDetail).optimizer for call in run.calls(rank=rank) if call.call == "step"}
     held: dict[str, dict[str | None, bool]] = {}
@@ -51,7 +54,7 @@ def _find_frozen(run: Run, rank: int) -> Finding | None:
             known = held.setdefault(name, {})
             known[parameter.name] = known.get(parameter.name, False) or parameter.requires_grad
     for name, parameters in held.items():
-        if name not in stepped or any(parameters.values()):
+        if stepped != {name} or any(parameters.values()):
             continue
         names = [parameter for parameter in parameters if parameter is not None]
         histories = parameter_histories(run, rank, names=names)

@@ -124,7 +124,8 @@ def _symmetric_finding(look: Structure, equal: Sequence[ParameterFacts]) -> Find
 
 
 _GATES = frozenset({"relu", "threshold", "clamp_min", "clamp", "hardtanh", "gelu", "hardswish", "relu6"})
-_HARD_GATES = _GATES - {"gelu", "hardswish"}
+HARD_GATES = _GATES - {"gelu", "hardswish"}
+"""Activation functions that give exactly 0 for a range of inputs."""
 _MIN_STEPS = 5
 _MIN_DEAD_SHARE = 0.9
 """In deep networks with torch's default initial values, half of the units of a late layer may be inactive at first."""
@@ -194,7 +195,7 @@ def _gates(ops: Sequence[StepOp]) -> Iterator[tuple[set[str], StepOp]]:
 
 def gated_sites(ops: Sequence[StepOp]) -> set[str]:
     """Return the sites of layers before an activation function that gives exactly 0 for some inputs."""
-    return {site for sites, gate in _gates(ops) if gate.bare in _HARD_GATES for site in sites}
+    return {site for sites, gate in _gates(ops) if gate.bare in HARD_GATES for site in sites}
 
 
 def _is_zero(op: StepOp) -> bool:

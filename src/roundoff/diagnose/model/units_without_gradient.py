@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from roundoff.diagnose import needs
-from roundoff.diagnose.model.stuck_units import gated_sites
+from roundoff.diagnose.model.stuck_units import HARD_GATES, gated_sites
 from roundoff.diagnose.rule import Code, rule, warning
 from roundoff.diagnose.step_flow import PRODUCTS, first_rank, forward_ops
 from roundoff.runs import Finding, GradientRowsProbe, RowsWithoutGradient, Run, Structure
@@ -12,7 +12,8 @@ from roundoff.words import join_words, plural
 
 _MIN_SHARE = 1 / 16
 """A vocabulary is often rounded up by a few rows that no token uses."""
-_MIN_ROWS, _MIN_GATED_ROWS = 2, 8
+_MIN_ROWS, _MIN_NEAR_GATES, _MIN_GATED = 2, 4, 8
+"""Rows next to each other: in any model, in one with a ReLU anywhere, and right before a ReLU."""
 _MAX_RUNS = 4
 _MANY = 0.25
 """A share that counts also where the rows are scattered."""
@@ -28,7 +29,7 @@ _RECURRENT = ("lstm", "gru", "rnn", "cell")
         "concatenated. If the units are not needed, make the layer smaller.",
         follows_from=("dead-units", "zero-init", "graph-cut", "eval-mode-training"),
     ),
-    order=435,
+    order=445,
     checks="units of a layer that never get a gradient",
     needs=[
         needs.structure,
@@ -49,6 +50,7 @@ def idle_units(run: Run) -> Finding | None:
     before = {weight.name: weight for weight in probes[-2].weights}
     ops = forward_ops(run)
     gated = gated_sites(ops)
+    min_run = _MIN_NEAR_GATES if any(op.bare in HARD_GATES for op in ops) else 1
     made = {(op.first.site, size) for op in ops if op.bare in PRODUCTS for size in op.outputs[0].shape[1:]}
     sites = {p.name: p.site for look in looks for p in look.parameters}
     found = []
@@ -56,7 +58,11 @@ def idle_units(run: Run) -> Finding | None:
         site = sites.get(weight.name, "")
         if (site, weight.num_rows) not in made:
             continue  # not the units of a layer: positions, codes, prototypes
-        if before.get(weight.name) == weight and not _is_left_out(looks[0], site) and _counts(weight, site in gated):
+        if (
+            before.get(weight.name) == weight
+            and not _is_left_out(looks[0], site)
+            and _counts(weight, _MIN_GATED if site in gated else min_run)
+        ):
             found.append(weight)
     return _finding(probes[-1], found, sites) if found else None
 
@@ -71,13 +77,14 @@ def _num_idle(weight: RowsWithoutGradient) -> int:
     return sum(end - first for first, end in weight.rows)
 
 
-def _counts(weight: RowsWithoutGradient, is_gated: bool) -> bool:
+def _counts(weight: RowsWithoutGradient, min_run: int) -> bool:
+    """Say whether the rows are too many, and too close to each other, to be inactive by chance."""
     num, longest = _num_idle(weight), max(end - first for first, end in weight.rows)
     if num < max(_MIN_ROWS, _MIN_SHARE * weight.num_rows):
         return False
     is_range = len(weight.rows) <= _MAX_RUNS and num >= _MIN_ROWS * len(weight.rows)
-    if is_gated:
-        return is_range and longest >= _MIN_GATED_ROWS
+    if min_run > 1:
+        return is_range and longest >= min_run
     return is_range or num >= _MANY * weight.num_rows
 
 

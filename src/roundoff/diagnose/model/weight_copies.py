@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from roundoff.diagnose import needs
-from roundoff.diagnose.rule import Code, FaultEffect, error, rule
+from roundoff.diagnose.rule import Code, error, rule
 from roundoff.diagnose.step_flow import first_rank
 from roundoff.diagnose.wording import format_short
 from roundoff.runs import AveragesProbe, AverageTwinProbe, Finding, ParameterFacts, Run, Structure, object_of
@@ -138,7 +138,6 @@ def _average_finding(probe: AveragesProbe, *, title: str, why: str, fix: str) ->
         "they were: the running statistics of norms, or parameters that joined later.",
         fix="Copy or average the buffers too, after each update, or recompute statistics before the copy is used: "
         "`torch.optim.swa_utils.update_bn`.",
-        leads_to=(FaultEffect.BREAKS_EVALUATION,),
         follows_from=("ema-broken", "running-stats-frozen", "running-stats-lost"),
     ),
     order=335,

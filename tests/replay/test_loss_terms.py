@@ -1,0 +1,53 @@
+"""The terms of a loss that reach no parameter of an optimizer, found in its graph and in the calls that made it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from roundoff.record.source_lines import Sources
+from roundoff.replay.loss_terms import LossTermWatcher
+
+OTHER = nn.Linear(4, 2)
+"""A model that no optimizer trains."""
+
+
+def kinds_in(make_loss: Callable[[nn.Module, Tensor], Tensor], *, held: bool = True) -> list[str]:
+    """Return the kinds of terms without a path to a parameter, in a loss of a small model."""
+    torch.manual_seed(0)
+    model, x = nn.Linear(4, 2), torch.randn(8, 4)
+    watcher = LossTermWatcher(step=0, sources=Sources())
+    with watcher:
+        loss = make_loss(model, x)
+    assert watcher.failure is None
+    known = {id(p) for p in model.parameters()} if held else set()
+    others = {id(p) for p in OTHER.parameters()}
+    return [term.kind for term in watcher.terms_of(loss, held=known, others=others).terms]
+
+
+def test_detached_terms_and_numbers_are_found() -> None:
+    assert kinds_in(lambda model, x: model(x).mean() + model(x).square().mean().detach()) == ["computed"]
+    assert kinds_in(lambda model, x: model(x).mean() * 2 + 0.1 * model(x).std().item()) == ["number"]
+    assert kinds_in(lambda model, x: torch.stack([model(x).mean(), x.mean()]).sum()) == ["outside"]
+
+
+def test_terms_with_a_gradient_are_fine() -> None:
+    assert kinds_in(lambda model, x: model(x).mean() + 0.1 * model(x).square().mean()) == []
+    assert kinds_in(lambda model, x: (model(x) - model(x).detach()).square().sum() + model(x).sum()) == []
+
+
+def test_what_is_subtracted_inside_of_a_nonlinear_function_is_no_term() -> None:
+    assert kinds_in(lambda model, x: (model(x).sum() - model(x).sum().detach()).exp()) == []
+
+
+def test_a_term_that_reaches_only_another_model_is_found() -> None:
+    assert kinds_in(lambda model, x: model(x).mean() + OTHER(x).mean()) == ["elsewhere"]
+    assert kinds_in(lambda model, x: model(x).mean() + OTHER(model(x).repeat(1, 2)).mean()) == []
+    assert kinds_in(lambda model, x: model(x).mean() + OTHER(x).mean(), held=False) == []
+
+
+def test_a_leaf_that_nobody_knows_may_stand_for_a_parameter() -> None:
+    unknown = nn.Linear(4, 2)
+    assert kinds_in(lambda model, x: model(x).mean() + unknown(x).mean()) == []
