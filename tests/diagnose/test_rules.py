@@ -54,6 +54,7 @@ running-stats-frozen
 lr-zero
 accumulation-uneven
 step-on-scaled-gradients clip-before-unscale
+clip-after-step
 zero-grad-before-step missing-zero-grad gradients-thrown-away
 double-step
 missing-step
@@ -106,8 +107,8 @@ batch-mixing: axes-confused
 causal-leak: axes-confused
 data-not-shuffled: dataset-mutated duplicate-samples epoch-order-repeated
 dead-units: constant-input exploding-activations input-scale zero-init
-domain-error: cancellation double-step loss-scale-collapsed loss-sum-reduction loss-unbounded-below lr-too-high
-    missing-zero-grad step-on-scaled-gradients
+domain-error: accumulation-not-averaged cancellation clip-after-step double-step loss-scale-collapsed
+    loss-sum-reduction loss-unbounded-below lr-too-high missing-zero-grad step-on-scaled-gradients
 duplicate-samples: loader-workers-alike
 eval-loss-rising: norm-statistics-nonfinite running-stats-frozen running-stats-lost stochastic-eval train-eval-gap
 exception: collective-mismatch domain-error loss-nonfinite loss-scale-overflow masked-softmax no-valid-targets
@@ -119,29 +120,32 @@ hang: collective-mismatch
 ids-through-float: positions-rounded
 initial-loss: exploding-activations input-scale
 input-scale: consumed-overflow domain-error masked-softmax nonfinite-update overflow
-loss-nonfinite: cancellation domain-error double-step loss-scale-collapsed loss-scale-overflow loss-sum-reduction
-    loss-unbounded-below lr-too-high masked-softmax missing-zero-grad no-valid-targets nonfinite-input
-    nonfinite-update norm-statistics-nonfinite overflow step-on-nonfinite-gradients step-on-scaled-gradients
-loss-term-unreachable: graph-cut not-in-optimizer
-loss-spike: domain-error double-step input-scale loss-nonfinite loss-scale-overflow loss-sum-reduction
-    loss-unbounded-below lr-too-high masked-softmax missing-zero-grad no-valid-targets nonfinite-input
-    nonfinite-update norm-statistics-nonfinite overflow step-on-nonfinite-gradients step-on-scaled-gradients
-lr-too-high: double-step exploding-activations input-scale loss-sum-reduction loss-unbounded-below missing-zero-grad
+loss-nonfinite: accumulation-not-averaged cancellation clip-after-step domain-error double-step loss-scale-collapsed
+    loss-scale-overflow loss-sum-reduction loss-unbounded-below lr-too-high masked-softmax missing-zero-grad
+    no-valid-targets nonfinite-input nonfinite-update norm-statistics-nonfinite overflow step-on-nonfinite-gradients
     step-on-scaled-gradients
+loss-term-unreachable: graph-cut not-in-optimizer
+loss-spike: accumulation-not-averaged clip-after-step domain-error double-step input-scale loss-nonfinite
+    loss-scale-overflow loss-sum-reduction loss-unbounded-below lr-too-high masked-softmax missing-zero-grad
+    no-valid-targets nonfinite-input nonfinite-update norm-statistics-nonfinite overflow step-on-nonfinite-gradients
+    step-on-scaled-gradients
+lr-too-high: accumulation-not-averaged clip-after-step double-step exploding-activations input-scale
+    loss-sum-reduction loss-unbounded-below missing-zero-grad step-on-scaled-gradients
 lr-too-low: clip-before-unscale consumed-overflow dead-units gradient-underflow lr-too-high lr-zero missing-step
     saturated-softmax scheduler-rate stepping-stopped update-below-ulp vanishing-gradients zero-grad-before-step
-nonfinite-update: cancellation double-step loss-scale-collapsed loss-sum-reduction loss-unbounded-below lr-too-high
-    missing-zero-grad step-on-scaled-gradients
-norm-statistics-nonfinite: cancellation double-step loss-scale-collapsed loss-sum-reduction loss-unbounded-below
-    lr-too-high missing-zero-grad step-on-scaled-gradients
-overflow: cancellation double-step loss-scale-collapsed loss-sum-reduction loss-unbounded-below lr-too-high
-    missing-zero-grad step-on-scaled-gradients
+nonfinite-update: accumulation-not-averaged cancellation clip-after-step double-step loss-scale-collapsed
+    loss-sum-reduction loss-unbounded-below lr-too-high missing-zero-grad step-on-scaled-gradients
+norm-statistics-nonfinite: accumulation-not-averaged cancellation clip-after-step double-step loss-scale-collapsed
+    loss-sum-reduction loss-unbounded-below lr-too-high missing-zero-grad step-on-scaled-gradients
+overflow: accumulation-not-averaged cancellation clip-after-step double-step loss-scale-collapsed loss-sum-reduction
+    loss-unbounded-below lr-too-high missing-zero-grad step-on-scaled-gradients
 rank-buffers-differ: gradients-not-reduced rank-init-mismatch
 running-stats-frozen: eval-mode-training
 running-stats-lost: constant-input dead-units zero-init
-step-on-nonfinite-gradients: cancellation domain-error double-step loss-scale-collapsed loss-scale-overflow
-    loss-sum-reduction loss-unbounded-below lr-too-high masked-softmax missing-zero-grad no-valid-targets
-    nonfinite-input nonfinite-update norm-statistics-nonfinite overflow step-on-scaled-gradients
+step-on-nonfinite-gradients: accumulation-not-averaged cancellation clip-after-step domain-error double-step
+    loss-scale-collapsed loss-scale-overflow loss-sum-reduction loss-unbounded-below lr-too-high masked-softmax
+    missing-zero-grad no-valid-targets nonfinite-input nonfinite-update norm-statistics-nonfinite overflow
+    step-on-scaled-gradients
 stepping-stopped: domain-error loss-scale-overflow masked-softmax no-valid-targets nonfinite-input nonfinite-update
     norm-statistics-nonfinite overflow
 train-eval-gap: norm-statistics-nonfinite running-stats-frozen running-stats-lost stochastic-eval tiny-norm-batch
