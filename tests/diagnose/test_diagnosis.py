@@ -52,6 +52,12 @@ def test_a_consequence_becomes_a_related_finding_of_its_cause(run: Run) -> None:
     assert [related.rule for related in found.related] == ["loss-spike"]
 
 
+def test_a_cause_is_as_grave_as_what_follows_from_it(run: Run) -> None:
+    cause = finding("accumulation-not-averaged", step=0, severity=Severity.WARNING)
+    (found,) = diagnose_run(run, rules=[gives(finding("lr-too-high", step=1)), gives(cause)]).findings
+    assert (found.rule, found.severity) == ("accumulation-not-averaged", Severity.ERROR)
+
+
 def test_a_consequence_that_every_rank_shows_is_reported_once(run: Run) -> None:
     steps = [replace(finding("step-on-nonfinite-gradients", step=5), rank=rank) for rank in range(4)]
     (found,) = diagnose_run(run, rules=[gives(*steps), gives(finding("nonfinite-input", step=5))]).findings

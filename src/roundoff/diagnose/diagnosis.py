@@ -233,12 +233,16 @@ def _relate_consequences(
             cause_of[index] = cause
     roots = [_root_cause(index, cause_of) for index in range(len(known))]
     return [
-        replace(
-            finding, related=_once_each((*finding.related, *(known[i] for i in cause_of if roots[i] == index != i)))
-        )
+        _with_consequences(finding, [known[i] for i in cause_of if roots[i] == index != i])
         for index, finding in enumerate(known)
         if roots[index] == index
     ]
+
+
+def _with_consequences(finding: Finding, consequences: Sequence[Finding]) -> Finding:
+    """Return a finding with what follows from it: it is as grave as the gravest of that."""
+    severity = min((each.severity for each in (finding, *consequences)), key=list(Severity).index)
+    return replace(finding, severity=severity, related=_once_each((*finding.related, *consequences)))
 
 
 def _root_cause(index: int, cause_of: Mapping[int, int]) -> int:
