@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from roundoff.errors import SensitivityError
 from roundoff.formats import Format, format_named
-from roundoff.kernels.accelerator import keeping_torch_generators
 from roundoff.precision import apply_recipe
+from roundoff.record.accelerator import keeping_torch_generators
 from roundoff.record.loop.observer import observing_loop
 from roundoff.sensitivity.effects import Sensitivity
 from roundoff.sensitivity.step_measurement import StepMeasurement
