@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "roundoff"
 
 FLOORS = [
     {"kernels", "errors", "files", "lazy_names", "words", "progress", "tensor_header", "torch_private"},
-    {"formats", "runs", "checkpoints", "accelerator"},
+    {"formats", "runs", "checkpoints"},
     {"precision", "record"},
     {"compare", "sensitivity", "switches"},
     {"diagnose"},

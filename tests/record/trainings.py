@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
-from roundoff.accelerator import torch_generators
+from roundoff.record.accelerator import torch_generators
 
 NUM_STEPS = 3
 

@@ -3,7 +3,7 @@ import random
 import numpy as np
 import torch
 
-from roundoff.accelerator import restore_torch, torch_generators
+from roundoff.record.accelerator import restore_torch, torch_generators
 from roundoff.replay.generators import Generators
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from roundoff.accelerator import restore_torch, torch_generators
+from roundoff.record.accelerator import restore_torch, torch_generators
 
 
 @dataclass(frozen=True, slots=True)

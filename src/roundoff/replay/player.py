@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from roundoff.accelerator import restore_torch
 from roundoff.kernels.host_copies import Reading, read_now
+from roundoff.record.accelerator import restore_torch
 from roundoff.record.source_lines import Sources
 from roundoff.replay.arguments import EarlierStepTensor, ExternalTensor, NotReplayable, fill_in, tensors_of
 from roundoff.replay.rank_consensus import CollectiveGate

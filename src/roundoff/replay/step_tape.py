@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from roundoff.accelerator import accelerator_type, is_autocast_on
+from roundoff.record.accelerator import accelerator_type, is_autocast_on
 from roundoff.replay.arguments import ExternalTensor, Live, resolve
 
 

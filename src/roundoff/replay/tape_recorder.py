@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from roundoff.accelerator import torch_generators
+from roundoff.record.accelerator import torch_generators
 from roundoff.record.caller_frame import call_from, frame_that_called
 from roundoff.record.loop.follower import is_in_training
 from roundoff.record.loop.sites import LOOP

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from roundoff.accelerator import keeping_torch_generators
 from roundoff.errors import SensitivityError
 from roundoff.formats import Format, format_named
 from roundoff.precision import apply_recipe
+from roundoff.record.accelerator import keeping_torch_generators
 from roundoff.record.loop.observer import observing_loop
 from roundoff.sensitivity.effects import Sensitivity
 from roundoff.sensitivity.step_measurement import StepMeasurement

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from roundoff.accelerator import keeping_torch_generators, restore_torch, torch_generators
 from roundoff.formats import Format, round_to
 from roundoff.precision.compute.computation import map_floats
 from roundoff.precision.compute.torch_ops import Function
+from roundoff.record.accelerator import keeping_torch_generators, restore_torch, torch_generators
 from roundoff.record.loop.sites import LOOP
 from roundoff.sensitivity.error_sums import EffectKey, ErrorSums, inner_product
 from roundoff.torch_private import WeakIdKeyDictionary, hidden_from_modes

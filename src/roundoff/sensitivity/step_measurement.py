@@ -14,10 +14,10 @@ from torch.autograd.function import BackwardCFunction
 from torch.optim import Optimizer
 
 from roundoff import torch_private
-from roundoff.accelerator import is_autocast_on
 from roundoff.formats import Format
 from roundoff.precision import Recipe
 from roundoff.precision.optimizer import RecipeOptimizer
+from roundoff.record.accelerator import is_autocast_on
 from roundoff.record.loop.calls import LoopCall, LoopCallKind
 from roundoff.record.loop.follower import BackwardCall, LoopFollower, ModuleCall, StepAttempt
 from roundoff.record.loop.sites import LOOP

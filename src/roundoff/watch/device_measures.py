@@ -21,8 +21,8 @@ from roundoff.torch_private import foreach_norm
 
 _PIECE_BYTES = 96 * 2**20
 """So much of a large parameter is measured at a time: that takes twice as much memory."""
-_SMALL_BYTES = 2**20
-_BATCH_BYTES = 16 * 2**20
+_SMALL_BYTES = 2**16
+_BATCH_BYTES = 4 * 2**20
 """So many small parameters are measured together, padded: that takes twice as much memory, too."""
 _ROW = 512
 

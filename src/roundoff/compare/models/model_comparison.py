@@ -18,13 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from roundoff.accelerator import keeping_torch_generators
 from roundoff.checkpoints.checkpoint import Entry, Role
 from roundoff.checkpoints.pair.layer_groups import Axes
 from roundoff.checkpoints.pair.pairing import TensorPair, pair_checkpoints
 from roundoff.compare.runs.divergence import Divergence
 from roundoff.compare.runs.run_comparison import RunComparison, compare_runs
 from roundoff.errors import CheckpointError, CompareError, first_line
+from roundoff.record.accelerator import keeping_torch_generators
 from roundoff.record.event_selection import RecordingSettings
 from roundoff.record.recording_block import start_recording
 from roundoff.runs import Run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -12,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from roundoff.accelerator import keeping_torch_generators
 from roundoff.errors import RecipeError
 from roundoff.kernels.group_codes import CODE_BITS
 from roundoff.kernels.random_numbers import draw_key
@@ -122,7 +122,7 @@ class _Probe:
         try:
             for p in parameters:
                 p.grad = None
-            with keeping_torch_generators(), compressed:
+            with _keeping_generators(), compressed:
                 self._run_step()
             return compressed.report(), [p.grad for p in parameters if p.grad is not None]
         finally:
@@ -131,6 +131,14 @@ class _Probe:
             with torch.no_grad():
                 for buffer, value in buffers:
                     buffer.copy_(value)
+
+
+def _keeping_generators() -> contextlib.AbstractContextManager[None]:
+    """Restore torch's generators, also those of an accelerator, when the block ends."""
+    kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if kind is None:
+        return torch.random.fork_rng(devices=[])
+    return torch.random.fork_rng(range(torch.accelerator.device_count()), device_type=kind.type)
 
 
 def _distance(reference: list[Tensor], candidate: list[Tensor]) -> float:
