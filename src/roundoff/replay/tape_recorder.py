@@ -469,6 +469,12 @@ class TapeRecorder(FunctionMode):
         frame = self._users_frame()
         return frame is not None and frame.f_code.co_name != "<module>"
 
+    def loop_line(self) -> tuple[str, int] | None:
+        """Return the same as `line`; None in the code of a dataset, whose results are data."""
+        frame = self._users_frame()
+        is_data = frame is not None and frame.f_code.co_name == "__getitem__"
+        return None if frame is None or is_data else (frame.f_code.co_filename, frame.f_lineno)
+
     def line(self) -> tuple[str, int] | None:
         """Return the innermost line of the running stack that belongs to the user."""
         frame = self._users_frame()

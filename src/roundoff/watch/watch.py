@@ -1162,7 +1162,7 @@ class Watch(LoopFollower):
 
     def _see_loop_value(self, function: str, args: tuple[Any, ...], result: Any) -> None:
         step = self.clock.step + self.clock.is_over  # what comes between two steps is for the next
-        self._in_facts(self._loop_values.see, function, args, result, step=step, line=self._tape.line)
+        self._in_facts(self._loop_values.see, function, args, result, step=step, line=self._tape.loop_line)
 
     def _tape_failed(self, error: Exception) -> None:
         text = str(error) if isinstance(error, NotReplayable) else f"{type(error).__name__}: {error}"

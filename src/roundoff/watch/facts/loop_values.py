@@ -36,14 +36,16 @@ class LoopValues:
         num_bad = _num_bad(result)
         if not num_bad or any(map(_num_bad, tensors)):
             return  # a sum may overflow where no element does
-        self._num_notes += 1
         where = line()
+        if where is None:
+            return
+        self._num_notes += 1
         name = function.strip("_")
         self._writer.write(
             LoopValueProbe(
                 step=step,
                 function=_NAMES.get(name, name),
-                source=None if where is None else f"{shown_path(where[0])}:{where[1]}",
+                source=f"{shown_path(where[0])}:{where[1]}",
                 num_bad=num_bad,
                 num_elements=result.numel(),
                 num_nan=int(result.detach().isnan().sum()),
