@@ -74,7 +74,7 @@ def record_command(options: RecordOptions) -> None:
     --strict, exits with 2 if the script exits with 0 and nothing could be recorded.
     """
     from roundoff.errors import RoundoffError, UsageError
-    from roundoff.record.script import run_script
+    from roundoff.record.script import arguments_at_exit, run_script
     from roundoff.switches import switches_in_environment, switching
 
     if options.no_data and options.level == "tensors":
@@ -86,6 +86,7 @@ def record_command(options: RecordOptions) -> None:
     began, process = time.perf_counter(), os.getpid()
     with switched_on, session.running(), options.repeating():
         code = run_script(script, raising=(RoundoffError,) if options.strict else (), on_error=ending.note)
+        arguments_at_exit(script)
         session.training_failed = code != 0
     if os.getpid() != process:
         sys.exit(code)  # a child that the script forked and that ran to the end of the script

@@ -195,7 +195,7 @@ def _train(options: RunOptions, guard: ProcessGuard, *, began: float) -> int:
     seconds_of_torch = _import_torch()
     from roundoff.errors import RunFolderError
     from roundoff.record.process_info import world_size
-    from roundoff.record.script import folder_for, run_script, waiting_folder
+    from roundoff.record.script import arguments_at_exit, folder_for, run_script, waiting_folder
     from roundoff.switches import switches_in_environment, switching
     from roundoff.watch.process.op_notes import noting_ops
     from roundoff.watch.watching import start_watching
@@ -241,6 +241,7 @@ def _train(options: RunOptions, guard: ProcessGuard, *, began: float) -> int:
         with switched_on, watch.running(), options.repeating(), noting:
             code = run_script(script, on_error=note_exception)
             watch.training_failed = code != 0
+            arguments_at_exit(script)
             if os.getpid() == process:  # from now on a signal is meant for us, not for a handler of the script
                 guard.script_ended()
                 signals.take(of_several_ranks=world_size() > 1)

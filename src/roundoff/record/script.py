@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import contextlib
 import io
@@ -98,6 +99,11 @@ def run_script(
             sys.excepthook(type(error), error.with_traceback(trace), trace)
             return _INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
     return 0
+
+
+def arguments_at_exit(script: Script) -> None:
+    """Let the exit handlers of a script that has ended find its arguments; the last to register is called first."""
+    atexit.register(setattr, sys, "argv", [script.target, *script.args])
 
 
 def _run_file(target: str) -> None:

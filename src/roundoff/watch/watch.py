@@ -736,7 +736,7 @@ class Watch(LoopFollower):
         if with_gradients and (clock.num_attempts or clock.is_over):
             if not self._next_quiet_step():
                 return False
-        elif (with_gradients or module.training) and self.followed_modules is FollowedModules.FIRST:
+        elif (with_gradients or is_in_training(module)) and self.followed_modules is FollowedModules.FIRST:
             clock.forward(with_gradients=with_gradients)
             self._flight.mark(clock.step, PHASES[clock.phase])
         else:
@@ -901,10 +901,10 @@ class Watch(LoopFollower):
                 self._awaits_buffers = False
                 self._in_facts(self._facts.buffers_ready, self.clock.step, fully=self.is_fully_watched)
             return
-        if not call.module.training:
+        if not is_in_training(call.module):
             self._in_facts(self._facts.evaluated, call.module, self.clock.step)
         if self._tape.is_paused:
-            is_evaluation = not torch.is_grad_enabled() and call.is_by_loop and not call.module.training
+            is_evaluation = not torch.is_grad_enabled() and call.is_by_loop and not is_in_training(call.module)
             self._choose_followed(is_evaluation=is_evaluation)
             if self.followed_modules is FollowedModules.FIRST:
                 self._flight.note(step=self.clock.step, phase=phase)

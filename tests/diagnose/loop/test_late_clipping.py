@@ -20,6 +20,7 @@ CLIP = call("clip", max_norm=1.0, total_norm=5.0)
         ([BACKWARD, STEP, CLIP, ZERO], True),
         ([ZERO, BACKWARD, CLIP, STEP], False),
         ([ZERO, BACKWARD, CLIP, STEP, CLIP], False),
+        ([STEP, ZERO, BACKWARD, CLIP], False),
         ([BACKWARD, STEP, CLIP, call("step", optimizer="SGD#2"), ZERO], False),
         ([BACKWARD, STEP, call("clip", max_norm=float("inf"), total_norm=5.0)], False),
         ([BACKWARD, STEP, call("clip", max_norm=9.0, total_norm=5.0)], False),

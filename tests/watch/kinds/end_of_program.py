@@ -14,7 +14,7 @@ class Goodbye:
 
 goodbye = Goodbye()
 atexit.register(print, "last handler", flush=True)
-atexit.register(lambda: print("first handler", weights, flush=True))
+atexit.register(lambda: print("first handler", weights, sys.argv[1:], flush=True))
 weights = sys.argv[1]
 torch.manual_seed(0)
 model = nn.Linear(8, 4)

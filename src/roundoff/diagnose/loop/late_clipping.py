@@ -40,7 +40,7 @@ def late_clipping(run: Run, rank: int) -> Finding | None:
                 waiting.append(call)
             elif call.call in ("backward", "step") and waiting:
                 return None  # used after all, or carried over into another sum
-            has_stepped |= call.call == "step"
+            has_stepped = call.call == "step" or (has_stepped and call.call != "backward")  # as in a closure
         late += waiting
     clipped = [call for call in late if _would_clip(call.detail_as(ClipDetail))]
     if len(late) < _MIN_LATE or not clipped:
