@@ -137,6 +137,7 @@ nonfinite-update: accumulation-not-averaged cancellation clip-after-step double-
     loss-sum-reduction loss-unbounded-below lr-too-high missing-zero-grad step-on-scaled-gradients
 norm-statistics-nonfinite: accumulation-not-averaged cancellation clip-after-step double-step loss-scale-collapsed
     loss-sum-reduction loss-unbounded-below lr-too-high missing-zero-grad step-on-scaled-gradients
+order-ignored: axes-confused
 overflow: accumulation-not-averaged cancellation clip-after-step double-step loss-scale-collapsed loss-sum-reduction
     loss-unbounded-below lr-too-high missing-zero-grad step-on-scaled-gradients
 rank-buffers-differ: gradients-not-reduced rank-init-mismatch

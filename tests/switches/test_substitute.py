@@ -48,7 +48,7 @@ def test_in_fp64_every_kind_of_training_agrees_within_its_format_and_draws_the_s
         with switching(FP64):
             substituted = training()
     assert plain.losses == pytest.approx(substituted.losses, rel=1e-4, nan_ok=True)
-    assert torch.equal(plain.tensors["rng"], substituted.tensors["rng"])
+    assert torch.equal(plain.tensors["rng0"], substituted.tensors["rng0"])
 
 
 # -- a model in which the site matters ---------------------------------------------------------------------------------

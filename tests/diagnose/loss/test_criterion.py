@@ -58,7 +58,6 @@ def test_the_shapes_and_the_line_are_named(tmp_path: Path) -> None:
         ("binary_cross_entropy_with_logits", {"input_min": 0.0, "input_max": 1.0}, None),
         ("binary_cross_entropy", {"made_by": "sigmoid"}, None),
         ("cross_entropy", {"made_by": "softmax"}, None),
-        ("nll_loss", {"input_min": -3.0, "input_max": 2.5}, "logits"),
         ("ctc_loss", {"input_min": -3.0, "input_max": 2.5}, "logits"),
         ("ctc_loss", {"input_max": -0.1, "num_blank": 3, "num_counted": 20}, "the blank 3 times among 20 targets"),
         ("ctc_loss", {"input_max": -0.1, "num_blank": 0, "num_counted": 20}, None),

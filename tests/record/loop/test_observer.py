@@ -145,8 +145,14 @@ def test_loading_reports_missing_keys(record, model):
             "unexpected": ["other"],
             "num_keys": 2,
             "num_given": 2,
+            "is_own": False,
         }
     ]
+
+
+def test_a_model_that_loads_its_own_tensors_is_seen(record, model):
+    run = record(lambda: model.load_state_dict(model.state_dict()))
+    assert details(run, "load")[0]["is_own"]
 
 
 def test_an_optimizer_loads_too(record, optimizer):

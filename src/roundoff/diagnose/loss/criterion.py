@@ -124,7 +124,7 @@ def _mismatch(call: CriterionCall) -> tuple[str, str, str] | None:
         return "probabilities as its target", "their logarithms", "pass log_target=True, or exp() of the target"
     if call.function == "binary_cross_entropy_with_logits" and call.made_by in ("sigmoid", "softmax"):
         return "logits", "probabilities", f"pass the values before the {call.made_by}, or use binary_cross_entropy"
-    if call.function in ("nll_loss", "ctc_loss") and (call.input_max or 0.0) > _ABOVE_ONE:
+    if call.function == "ctc_loss" and (call.input_max or 0.0) > _ABOVE_ONE:
         return "logarithms of probabilities", "logits", "pass log_softmax of them"  # no probability is above 1
     return _mismatch_of_targets(call)
 

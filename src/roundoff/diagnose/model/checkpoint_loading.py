@@ -10,7 +10,7 @@ from statistics import median
 
 from roundoff.diagnose import needs
 from roundoff.diagnose.loop_facts import rates
-from roundoff.diagnose.rule import Code, error, rule
+from roundoff.diagnose.rule import Code, error, rule, warning
 from roundoff.diagnose.step_flow import first_rank
 from roundoff.runs import Call, Finding, LoadDetail, Metrics, ReadDetail, Run, StepDetail, object_of
 from roundoff.words import join_names
@@ -150,14 +150,16 @@ def checkpoints_not_loaded(run: Run) -> Finding | None:
     Some missing keys are normal: a new head on a pretrained body, or an embedding alone. Here none of the given keys
     matches the model, or missing and unexpected keys differ only by a prefix, or most of the model is named otherwise.
     """
-    loads = [call for call in run.calls(rank=first_rank(run)) if call.call == "load"]
-    return next((found for call in loads if (found := _judge(call)) is not None), None)
+    calls = run.calls(rank=first_rank(run))
+    loads = [call for call in calls if call.call == "load"]
+    last_step = max((place for place, call in enumerate(calls) if call.call == "step"), default=len(calls))
+    kept = [call for call in calls[last_step:] if call.call == "load" and call.detail_as(LoadDetail).is_own]
+    found = next((found for call in loads if (found := _judge(call)) is not None), None)
+    return found or (_own_finding(kept[0]) if kept else None)
 
 
 def _judge(call: Call) -> Finding | None:
     load = call.detail_as(LoadDetail)
-    if load.is_own and call.step > 0:
-        return _own_finding(call, load)
     missing, unexpected, num_missing, num_keys = load.missing, load.unexpected, load.num_missing, load.num_keys
     if not missing:
         return None
@@ -186,10 +188,12 @@ def _judge(call: Call) -> Finding | None:
     )
 
 
-def _own_finding(call: Call, load: LoadDetail) -> Finding:
-    return error(
+def _own_finding(call: Call) -> Finding:
+    """Report a load after training that changes nothing; during training it may follow a change of these tensors."""
+    load = call.detail_as(LoadDetail)
+    return warning(
         rule="checkpoint-not-loaded",
-        confidence=0.95,
+        confidence=0.9,
         step=call.step,
         title="what is loaded are the model's own weights, as they are now",
         why=f"the state dict that {load.into}.load_state_dict got holds the parameters of the model itself: "

@@ -38,6 +38,7 @@ _MIN_LOSSES = 50
         detected="In a replay the last scores change with the first token, but not when the first two are exchanged; "
         "and the loss has not fallen by a third.",
         fix="Add positions to the embeddings, and check that they differ from place to place.",
+        follows_from=("axes-confused",),
     ),
     order=455,
     checks="tokens that see later ones, padding, or no order",

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from roundoff.kernels.compiled import widest_float
 from roundoff.record.loop.sites import Sites
 from roundoff.record.source_lines import Sources
 from roundoff.replay.criterion_calls import last_computation, maker_of
@@ -142,7 +143,7 @@ class AxesWatcher(FunctionMode):
         if not is_by_class and weights.shape[-1] != weights.shape[-2]:
             return  # soft assignments of many to a few add up over the few, and are summed over the many
         with torch.no_grad():
-            wide = weights.detach().double()
+            wide = weights.detach().to(widest_float(weights.device))
             others = [other for other in range(weights.dim()) if other != axis and weights.shape[other] > 1]
             right = [other for other in others if _adds_up(wide.sum(other))]
             if right and not _adds_up(wide.sum(axis)):

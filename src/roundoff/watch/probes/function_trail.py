@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from roundoff.kernels.compiled import widest_float
 from roundoff.record.loop.sites import LOOP, Sites
 from roundoff.record.source_lines import Sources
 from roundoff.replay.arguments import tensors_of
@@ -72,5 +73,5 @@ def line_here(sources: Sources) -> str | None:
 
 def differ(a: Tensor, b: Tensor) -> Tensor:
     """Say which numbers of two tensors of one shape differ by more than rounding."""
-    a, b = a.double(), b.double()
+    a, b = (x.to(widest_float(x.device)) for x in (a, b))
     return (a - b).abs() > 1e-5 * (float(a.abs().max()) if a.numel() else 1.0) + 1e-30
