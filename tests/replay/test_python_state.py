@@ -25,8 +25,9 @@ SEEN: dict[str, Any] = {"count": 0, "nested": {"losses": []}}
 
 @pytest.fixture(autouse=True)
 def _only_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread that another test has left running must not decide what is restored here."""
+    """A thread that another test has left running must not decide what is restored here, nor what a test has left."""
     monkeypatch.setattr(python_state, "other_threads_run_users_code", lambda: False)
+    SEEN.update(count=0, nested={"losses": []})
 
 
 class Meter:
