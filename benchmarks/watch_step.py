@@ -4,8 +4,9 @@ python benchmarks/watch_step.py [ROW ...] [--rounds N] [--steps N] [--seconds N]
 
 A row is a kind of training in loops.py, and can be measured alone; without any, all but the slow ones (reinforce, ode,
 lbfgs, gpt, resnet, tiny, gpt2) are measured. After `--seconds`, by default ten minutes, no further row begins: those
-left out are named. The cost of a step is a slope: CPU time over steps in the second half of the training, when the
-first steps, and what a watch tapes of every training, are over. The means, and the totals, have all of that.
+left out are named. Both processes take turns of half a second. The cost of a step is a slope: CPU time over steps in
+the second half of the training, when the first steps, and what a watch tapes of every training, are over. The means,
+and the totals, have all of that.
 
 python benchmarks/watch_step.py --in-process [--every-step] [--peers] [--json]
 
@@ -22,6 +23,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -30,6 +32,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -78,50 +81,89 @@ SNAPSHOT_MB = 2048
 MEMORY = ("--snapshot-memory", f"{SNAPSHOT_MB}MB")
 MAX_FOLDER_BYTES = 50 * 2**20
 LOOPS = Path(__file__).parent / "loops.py"
+TURN_SECONDS = 0.5
 
 
-def run_process(row: str, folder: Path, *, num_steps: int, watched: bool, options: list[str]) -> dict[str, float]:
-    """Run one training in a process of its own and return what it took."""
-    marks_file, runs = folder / "marks.json", folder / "runs"
-    command = [sys.executable, *(["-m", "roundoff", "run", "--runs", str(runs), *MEMORY, *options] if watched else [])]
-    command += [str(LOOPS), row, str(num_steps), str(marks_file)]
-    with (folder / "output.txt").open("w+") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, env={**os.environ, "OMP_NUM_THREADS": "1"})
-        _, status, usage = os.wait4(process.pid, 0)
-        output.seek(0)
-        text = output.read()
-    if status != 0:
-        raise SystemExit(f"{' '.join(command)} ended with status {status}: {text[-2000:]}")
-    marks = {int(step): seconds for step, seconds in json.loads(marks_file.read_text()).items()}
-    late = [step for step in sorted(marks) if step >= num_steps // 2]
-    num_first = min(-(-20 // ROWS[row].num_updates), num_steps)
-    slopes = [(marks[b] - marks[a]) / (b - a) for a, b in itertools.pairwise(late)]
-    got = {
-        "step_us": statistics.median(slopes) * 1e6,
-        "mean_step_us": (marks[late[-1]] - marks[late[0]]) / (late[-1] - late[0]) * 1e6,
-        "last_step_us": slopes[-1] * 1e6,
-        "step_0_s": marks[1] - marks[0],
-        "first_20_s": marks[num_first] - marks[0],
-        "total_s": usage.ru_utime + usage.ru_stime,
-        "peak_mb": usage.ru_maxrss / 1024,  # of the largest process: the training itself
-    }
-    marks_file.unlink()
-    if watched:
-        got["folder_mb"] = sum(file.stat().st_size for file in runs.rglob("*") if file.is_file()) / 2**20
-        said = re.search(r"watched [^\n]*", text)
-        print(f"    {said.group() if said else text[-500:]}", file=sys.stderr)
-        shutil.rmtree(runs)
-    return got
+class Training:
+    """One training in a process group of its own, bare or watched."""
+
+    def __init__(self, row: str, folder: Path, *, num_steps: int, watched: bool, options: list[str]) -> None:
+        self._row, self._num_steps, self._watched = row, num_steps, watched
+        self._marks, self._runs, self._output = folder / "marks.json", folder / "runs", folder / "output.txt"
+        run = ["-m", "roundoff", "run", "--runs", str(self._runs), *MEMORY, *options] if watched else []
+        self._command = [sys.executable, *run, str(LOOPS), row, str(num_steps), str(self._marks)]
+        folder.mkdir()
+        with self._output.open("w") as output:
+            env = {**os.environ, "OMP_NUM_THREADS": "1"}
+            self._process = subprocess.Popen(
+                self._command, stdout=output, stderr=output, env=env, start_new_session=True
+            )
+        self._usage: Any = None
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to all of its processes."""
+        os.killpg(self._process.pid, number)
+
+    def has_ended(self, *, waits: bool = False) -> bool:
+        """Say whether it is over, or wait until it is."""
+        pid, status, usage = os.wait4(self._process.pid, 0 if waits else os.WNOHANG)
+        if pid and status:
+            raise SystemExit(f"{' '.join(self._command)} ended with {status}: {self._output.read_text()[-2000:]}")
+        self._usage = usage
+        return pid != 0
+
+    def results(self) -> dict[str, float]:
+        """Return what it took."""
+        marks = {int(step): seconds for step, seconds in json.loads(self._marks.read_text()).items()}
+        late = [step for step in sorted(marks) if step >= self._num_steps // 2]
+        num_first = min(-(-20 // ROWS[self._row].num_updates), self._num_steps)
+        slopes = [(marks[b] - marks[a]) / (b - a) for a, b in itertools.pairwise(late)]
+        got = {
+            "step_us": statistics.median(slopes) * 1e6,
+            "mean_step_us": (marks[late[-1]] - marks[late[0]]) / (late[-1] - late[0]) * 1e6,
+            "last_step_us": slopes[-1] * 1e6,
+            "step_0_s": marks[1] - marks[0],
+            "first_20_s": marks[num_first] - marks[0],
+            "total_s": self._usage.ru_utime + self._usage.ru_stime,
+            "peak_mb": self._usage.ru_maxrss / 1024,  # of the largest process: the training itself
+        }
+        if self._watched:
+            got["folder_mb"] = sum(file.stat().st_size for file in self._runs.rglob("*") if file.is_file()) / 2**20
+            text = self._output.read_text()
+            said = re.search(r"watched [^\n]*", text)
+            print(f"    {said.group() if said else text[-500:]}", file=sys.stderr)
+        return got
+
+
+def take_turns(trainings: list[Training]) -> None:
+    """Let trainings run until they end, one at a time, and each for a moment: what else the machine does slows all."""
+    for waiting in trainings[1:]:
+        waiting.signal(signal.SIGSTOP)
+    running = list(trainings)
+    while len(running) > 1:
+        time.sleep(TURN_SECONDS)
+        if not running[0].has_ended():
+            running[0].signal(signal.SIGSTOP)
+            running.append(running[0])
+        del running[0]
+        running[0].signal(signal.SIGCONT)
+    running[0].has_ended(waits=True)
 
 
 def measure_row(row: str, *, rounds: int, num_steps: int, options: list[str]) -> dict[str, dict[str, float]]:
-    """Alternate bare and watched processes; medians over the rounds."""
+    """Let bare and watched processes take turns; medians over the rounds."""
     found: dict[str, list[dict[str, float]]] = {"bare": [], "watched": []}
-    with tempfile.TemporaryDirectory() as folder:
-        for _ in range(rounds):
-            for kind, all_got in found.items():
-                got = run_process(row, Path(folder), num_steps=num_steps, watched=kind == "watched", options=options)
-                all_got.append(got)
+    for _ in range(rounds):
+        with tempfile.TemporaryDirectory() as folder:
+            trainings = {
+                kind: Training(
+                    row, Path(folder) / kind, num_steps=num_steps, watched=kind == "watched", options=options
+                )
+                for kind in found
+            }
+            take_turns(list(trainings.values()))
+            for kind, training in trainings.items():
+                found[kind].append(training.results())
     return {kind: {key: statistics.median(got[key] for got in all_got) for key in all_got[0]}
             for kind, all_got in found.items()}  # fmt: skip
 
