@@ -37,3 +37,15 @@ def test_the_diagnosis_waits_for_a_rank_that_is_late(server: ScriptServer, tmp_p
     answers = Run.open(tmp_path / "runs" / "run").rule_answers()
     reason = next(answer.reason for answer in answers if "unused-parameter" in answer.codes)
     assert reason == "no model is wrapped in DistributedDataParallel"
+
+
+def test_late_steps_of_several_ranks_are_quiet_until_one_of_them_gets_a_bad_loss(
+    server: ScriptServer, tmp_path: Path
+) -> None:
+    script = SCRIPT.with_name("late_nan.py")
+    ended = server.run([script], folder=tmp_path, ranks=2, watched=["--name", "run"])
+    assert ended.codes == [0, 0], ended.stderr
+    assert "step 330 could not be replayed: it was not taped" in ended.stderr
+    run = Run.open(tmp_path / "runs" / "run")
+    assert run.replayed_steps == [420]
+    assert not run.gaps()

@@ -119,6 +119,10 @@ class Investigator:
         if self.ranks.several:
             self._requests.ask(step, at=step)
 
+    def wanted_at(self, step: int) -> int | None:
+        """Return the step that a rank wants to have replayed by all when `step` has ended, if there is one."""
+        return self._requests.at(step)
+
     def leave(self, why: str) -> None:
         """Tell the other ranks that this one does not replay any more, so that they do not either."""
         self.ranks.lose(f"rank {self._writer.rank} {why}")
@@ -165,7 +169,7 @@ class Investigator:
             if earliest < step and self._snapshots.path_to(earliest, among=[tape]) is not None:
                 return earliest
             return step if anomalies else None
-        wanted = self._requests.at(step)
+        wanted = self.wanted_at(step)
         if anomalies and wanted is None:
             self._requests.ask(step, at=step + 1)
         return wanted

@@ -98,6 +98,8 @@ _EARLY_SHARE = 0.05
 """Little is this share of what the training took so far."""
 _ALERT_STEPS = 200
 """After an anomaly, this many steps are taped whatever it costs."""
+_STEPS_BETWEEN_TAPED = 256
+"""From the first of the quiet steps of several ranks that are taped again to the next."""
 _MODULE_SECONDS = 8e-6
 """What following one more module costs, about; torch's own share of that is `_HOOKED_SECONDS`."""
 _HOOKED_SECONDS = 2e-6
@@ -206,7 +208,7 @@ class Watch(LoopFollower):
         self._tape_seconds = 0.0
         self._spent_at_start = 0.0
         self._taped_step_seconds = 0.0
-        self._alert_until = -1
+        self._alert = range(0)
         self._step_began_cpu = 0.0
         self._num_early_forwards = 0
         self._tape.on_loss = self._see_loss_function
@@ -454,7 +456,7 @@ class Watch(LoopFollower):
             tape.lost_numbers = None
         is_due = self.is_fully_watched or snapshots.is_due(step)
         if is_due or tape.is_paused:
-            if self._must_tape or self._can_tape():
+            if self._is_to_be_taped():
                 if tape.is_paused:
                     snapshots.forget()
                     tape.resume()
@@ -469,23 +471,25 @@ class Watch(LoopFollower):
         self.is_quiet = tape.is_paused and not self.is_fully_watched
         self.unannounced_calls = _FREQUENT if self.is_quiet else frozenset()
         if tape.is_paused:
-            self._quiet_until = step + _QUIET_STEPS
+            self._quiet_until = step - step % _QUIET_STEPS + _QUIET_STEPS  # the same steps on every rank
             self.followed_modules = FollowedModules.FIRST
         elif self._follows_inner or self.is_fully_watched:
             self.followed_modules = FollowedModules.ALL
         else:
             self.followed_modules = FollowedModules.OUTERMOST
 
-    @property
-    def _must_tape(self) -> bool:
-        """Whether the open step must be taped at any price; several ranks can only replay what all of them have."""
-        if self.is_fully_watched or self._settings.on_anomaly == "skip" or num_ranks() > 1:
-            return True
-        if self.clock.step <= self._alert_until:
-            return True
-        return self.clock.step < _TAPED_STEPS and self._budget.has_taped_cheaply(_EARLY_SHARE)
+    def _is_to_be_taped(self) -> bool:
+        """Say whether the open step must be taped at any price, or can be.
 
-    def _can_tape(self) -> bool:
+        Several ranks can only replay what all of them have taped, so there the number of the step decides.
+        """
+        step = self.clock.step
+        if self.is_fully_watched or self._settings.on_anomaly == "skip" or step in self._alert:
+            return True
+        if num_ranks() > 1:
+            return step < _TAPED_STEPS or step % _STEPS_BETWEEN_TAPED < _QUIET_STEPS
+        if step < _TAPED_STEPS and self._budget.has_taped_cheaply(_EARLY_SHARE):
+            return True
         wanted = self._taped_step_seconds * self._snapshots.interval
         return not self._snapshots.is_off and self._budget.has_room(TAPING, part=_TAPING_PART, wanted=wanted)
 
@@ -594,16 +598,18 @@ class Watch(LoopFollower):
             self._in_checks(detector.end_attempt)
         if not self._in_checks.is_on and self._copies.are_waiting:
             self._in_facts(self._copies.deliver)  # otherwise their tensors would stay alive
+        several = self._investigator.ranks.several
+        wanted = self._in_replays(self._investigator.wanted_at, self.clock.step) if several else None
         if is_quiet:
-            if not detector.new:
+            if not detector.new and wanted is None:
                 return
             self._in_facts(self._collect_facts)
         began, num_undone = time.perf_counter(), self.num_undone
         self._in_journal(self._journal.draw, self.sites)
         if detector.new:
             self._in_journal(self._journal.flush)
-            self._alert_until = self.clock.step + _ALERT_STEPS
-            self._quiet_until = 0
+        if detector.new or wanted is not None:
+            self._be_alert(self.clock.step if wanted is None else wanted)
         cpu_seconds = time.process_time() - self._step_began_cpu if self.is_fully_watched else 0.0
         new = detector.take_new()
         self._in_replays(
@@ -615,6 +621,15 @@ class Watch(LoopFollower):
             self._in_journal(self._journal.call, "undone", NoDetail())
         self._budget.set_aside(time.perf_counter() - began, REPLAYS)
 
+    def _be_alert(self, step: int) -> None:
+        """Tape the steps that follow one with an anomaly; several ranks begin later, when all of them know of it."""
+        self._quiet_until = 0
+        if num_ranks() == 1:
+            self._alert = range(step, step + _ALERT_STEPS + 1)
+        elif step not in range(self._alert.start - 2 * _QUIET_STEPS, self._alert.stop):
+            start = step - step % _QUIET_STEPS + 2 * _QUIET_STEPS
+            self._alert = range(start, start + _ALERT_STEPS)
+
     def _read_late(self) -> None:
         """Read what was measured on an accelerator, waiting once; a loss alone is read when it has arrived.
 
@@ -623,8 +638,9 @@ class Watch(LoopFollower):
         detector = self._detector
         if detector.has_measured:
             detector.read_measured()
-        must_know = self.is_fully_watched or self._settings.on_anomaly != "report" or num_ranks() > 1
-        is_last = not self._tape.is_paused and self._snapshots.is_due(self.clock.step + 1)
+        is_taped = not self._tape.is_paused
+        must_know = self.is_fully_watched or self._settings.on_anomaly != "report" or (num_ranks() > 1 and is_taped)
+        is_last = is_taped and self._snapshots.is_due(self.clock.step + 1)
         detector.end_attempt(waits=must_know or is_last)
 
     def _collect_facts(self) -> None:
