@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -157,6 +159,10 @@ def _numbers_in(x: Tensor) -> Tensor | None:
     return x.coalesce().values() if x.layout is torch.sparse_coo else x.values()
 
 
+class OutOfTime(Exception):
+    """A replay was abandoned between two calls, because its time is over."""
+
+
 class Player:
     """Makes the calls of one step again, unchanged or with one thing changed.
 
@@ -169,6 +175,7 @@ class Player:
         keeps_generators: let models draw the random numbers they drew the first time.
         autocasts: switch autocast on where it was on.
         earlier: the results of earlier steps of the same replay into whose graphs this one continues.
+        until: the time, as `time.monotonic` says it, after which no further call is made.
     """
 
     def __init__(
@@ -182,6 +189,7 @@ class Player:
         keeps_generators: bool = True,
         autocasts: bool = True,
         earlier: Mapping[int, Sequence[Tensor]] = MappingProxyType({}),
+        until: float = math.inf,
     ) -> None:
         self.losses: list[Tensor] = []
         self.outputs: list[Any] = []
@@ -199,10 +207,17 @@ class Player:
         self._earlier = earlier
         self._external: dict[int, Tensor] = {}
         self._sources = sources
+        self._until = until
 
     def play(self, entries: Sequence[TapeEntry]) -> None:
-        """Make the calls."""
+        """Make the calls.
+
+        Raises:
+            OutOfTime: the time is over.
+        """
         for entry in entries:
+            if time.monotonic() > self._until:
+                raise OutOfTime
             if self._sources is not None:
                 self._sources.stand_in = getattr(entry, "line", None)
             if getattr(entry, "raised", False):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from roundoff.precision.optimizer import RecipeOptimizer
 from roundoff.record.loop.sites import Sites
 from roundoff.replay.arguments import external_tensors_in
-from roundoff.replay.player import Player, discarding_output, state_before
+from roundoff.replay.player import OutOfTime, Player, discarding_output, state_before
 from roundoff.replay.python_state import own_attributes
 from roundoff.replay.snapshots import Snapshot
 from roundoff.replay.state import Training, parameters_of
@@ -38,6 +38,8 @@ class ReplayedStep:
     """One step, ready to be played again in the state it started from."""
 
     def __init__(self, training: Training, snapshot: Snapshot, tapes: Sequence[StepTape], sites: Sites) -> None:
+        self.until = math.inf
+        """When to stop playing, as `time.monotonic` says it."""
         self.training = training
         self.sites = sites
         self.tape = tapes[-1]
@@ -70,10 +72,13 @@ class ReplayedStep:
 
         Raises:
             ReplayedCodeRaised: the calls do not accept what was changed.
+            OutOfTime: the time is over.
         """
-        player = Player(**changes)
+        player = Player(**changes, until=self.until)
         try:
             player.play((tape or self.tape).entries)
+        except OutOfTime:
+            raise
         except Exception as error:
             raise ReplayedCodeRaised(f"{type(error).__name__}: {error}") from error
         return player

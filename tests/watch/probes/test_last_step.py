@@ -1,6 +1,7 @@
 """Probes on the last step: each finds what was planted, and changes nothing."""
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from torch import Tensor, nn
 from roundoff.runs import BatchMixingProbe, Run
 from roundoff.runs.files.plain_json import from_json, object_of, to_json
 from roundoff.watch.probes import last_step
-from roundoff.watch.watching import watching
+from roundoff.watch.settings import WatchSettings
+from roundoff.watch.watching import start_watching, watching
 
 
 class WrongGradient(torch.autograd.Function):
@@ -237,3 +239,30 @@ def test_a_model_that_takes_batches_of_one_size_only_is_no_failure_of_ours(tmp_p
     assert run.failures() == []
     assert {"eval-mode", "direction"} <= {probe.probe for probe in run.probes()}
     assert "half-batch" not in {probe.probe for probe in run.probes()}
+
+
+def test_probes_of_a_step_with_many_calls_end_when_their_time_is_over(tmp_path: Path) -> None:
+    calls = os.open(tmp_path / "calls", os.O_WRONLY | os.O_CREAT)  # replays restore what Python holds
+
+    class Slow(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            if is_over:
+                os.write(calls, b".")
+                time.sleep(0.02)
+            return super().forward(input)
+
+    is_over = False
+    model = Slow(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    watch = start_watching(to=tmp_path / "run", settings=WatchSettings(probe_seconds=0.5))
+    with watch.running():
+        for _ in range(8):
+            loss = torch.stack([model(torch.randn(16, 8)).square().mean() for _ in range(50)]).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        is_over, weight = True, model.weight.detach().clone()
+    os.close(calls)
+    assert 5 <= (tmp_path / "calls").stat().st_size <= 30  # one probe alone makes 100 and more
+    assert torch.equal(model.weight, weight)
+    assert "Probes were cut short after 0.5 s." in Run.open(tmp_path / "run").info.notes

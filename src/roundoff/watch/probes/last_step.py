@@ -13,7 +13,7 @@ from roundoff.record.loop.sites import LOOP, Sites
 from roundoff.record.ops.op_table import describe_op
 from roundoff.record.source_lines import Sources
 from roundoff.replay.forward_facts import forward_facts
-from roundoff.replay.player import replay_sources
+from roundoff.replay.player import OutOfTime, replay_sources
 from roundoff.replay.replayed_step import ReplayedCodeRaised, ReplayedStep, cut_batch, mean_loss
 from roundoff.runs import EvalModeProbe, Failure, HalfBatchProbe, OverfitProbe, Probe, RandomOp, RunWriter
 from roundoff.torch_private import DispatchMode, calls_of_modules, push_mode, remove_mode
@@ -42,14 +42,19 @@ class LastStepProbes:
             step: the last step of the training.
             is_suspicious: the loss did not go down, so also check whether one batch can be learned.
         """
-        deadline = time.monotonic() + self._seconds
-        self._see_forward(step)
-        for name, probe in _probes_for(step, is_suspicious=is_suspicious, until=deadline).items():
-            if time.monotonic() > deadline:
-                self._writer.note(f"Probes were cut short after {self._seconds:g} s.")
-                return
+        step.until = time.monotonic() + self._seconds
+        try:
+            self._see_forward(step)
+            self._run_probes(step, is_suspicious=is_suspicious)
+        except OutOfTime:
+            self._writer.note(f"Probes were cut short after {self._seconds:g} s.")
+
+    def _run_probes(self, step: ReplayedStep, *, is_suspicious: bool) -> None:
+        for name, probe in _probes_for(step, is_suspicious=is_suspicious).items():
             try:
                 found = probe(step)
+            except OutOfTime:
+                raise
             except ReplayedCodeRaised:
                 continue
             except Exception as error:
@@ -63,17 +68,19 @@ class LastStepProbes:
         try:
             for fact in forward_facts(step):
                 self._writer.write(fact)
+        except OutOfTime:
+            raise
         except ReplayedCodeRaised:
             return
         except Exception as error:
             self._writer.write(Failure.of(error, check="fact", name="forward", step=step.tape.step))
 
 
-def _probes_for(step: ReplayedStep, *, is_suspicious: bool, until: float) -> dict[str, RunProbe]:
+def _probes_for(step: ReplayedStep, *, is_suspicious: bool) -> dict[str, RunProbe]:
     """Return the probes that make sense for a step, by name, in the order in which to run them."""
     probes: dict[str, RunProbe] = {"eval-mode": _eval_mode, "half-batch": _half_batch}
     if is_suspicious:
-        probes["overfit"] = lambda step: _overfit(step, until=until)
+        probes["overfit"] = _overfit
     if not step.rounds_on_purpose:
         probes |= {
             "batch-mixing": batch_mixing,
@@ -115,11 +122,11 @@ def _eval_mode(step: ReplayedStep) -> EvalModeProbe:
     return EvalModeProbe(step=step.tape.step, train_loss=train, eval_loss=once, eval_again=again, random_ops=drawn)
 
 
-def _overfit(step: ReplayedStep, *, until: float) -> OverfitProbe | None:
+def _overfit(step: ReplayedStep) -> OverfitProbe | None:
     """Take the step again and again with the same batch: any model that can learn learns that."""
     losses: list[float | None] = []
-    with step.in_state():
-        while len(losses) < _OVERFIT_STEPS and time.monotonic() < until:
+    with step.in_state(), contextlib.suppress(OutOfTime):
+        while len(losses) < _OVERFIT_STEPS:
             losses.append(mean_loss(step.play()))
     return OverfitProbe(step=step.tape.step, losses=tuple(losses)) if len(losses) > 1 else None
 
