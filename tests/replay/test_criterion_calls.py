@@ -131,13 +131,19 @@ PADDED = torch.tensor([[3, 4, 5, 0, 0], [3, 1, 0, 0, 0], [6, 2, 1, 4, 0], [5, 5,
 
 @pytest.mark.parametrize(
     ("targets", "ignored", "padding", "share"),
-    [(PADDED, -100, 0, 6 / 20), (PADDED, 0, 0, 0.0), (PADDED.flip(1), -100, None, 0.0), (PADDED + 1, 9, 1, 6 / 20)],
-    ids=["counted", "ignored", "at the start", "another id"],
+    [
+        (PADDED, -100, 0, 6 / 20),
+        (PADDED, 0, 0, 0.0),
+        (PADDED.flip(1), -100, None, 0.0),
+        (PADDED + 1, 9, 1, 6 / 20),
+        (torch.cat([PADDED, torch.full((4, 1), -100)], 1), -100, 0, 6 / 20),
+    ],
+    ids=["counted", "ignored", "at the start", "another id", "with a column that does not count"],
 )
 def test_the_padding_of_targets_is_what_rows_end_with(
     targets: Tensor, ignored: int, padding: int | None, share: float
 ) -> None:
-    scores = torch.randn(4, 8, 5, requires_grad=True)
+    scores = torch.randn(4, 8, targets.shape[1], requires_grad=True)
     (call,) = calls_in(lambda: F.cross_entropy(scores, targets, ignore_index=ignored))
     assert (call.padding, call.padding_share) == (padding, pytest.approx(share))
 

@@ -62,6 +62,26 @@ def test_a_step_comes_out_as_it_did_and_leaves_the_training_alone(tmp_path: Path
     assert all(map(torch.equal, now, model.parameters()))
 
 
+def test_the_forward_alone_does_without_what_uses_the_gradients(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        for given in (torch.ones(4, 2), torch.zeros(4, 2)):
+            model(given).square().mean().backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            assert model.bias.grad is not None
+            model.bias.grad.add_(2 * model.bias.grad.norm())
+        optimizer.step()
+
+    result = taped(tmp_path / "run", step)
+    replayed = result.replayed_step()
+    with replayed.in_state():
+        losses = replayed.play(forward_only=True).losses
+    assert torch.equal(torch.stack(losses), torch.stack(result.tape.losses))
+
+
 def test_a_step_without_losses_has_no_mean(tmp_path: Path) -> None:
     model = nn.Linear(2, 2)
     step = taped(tmp_path / "run", lambda: model(torch.ones(3, 2))).replayed_step()

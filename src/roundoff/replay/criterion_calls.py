@@ -124,7 +124,9 @@ class CriterionWatcher(FunctionMode):
         num_rows = next((len(ids) for ids in self._ids if not target.numel() % len(ids)), None)
         if scores.dim() > 2 or num_rows is None:
             num_rows = len(target)
-        rows = target.reshape(num_rows, -1)
+        rows, counted = target.reshape(num_rows, -1), is_counted.reshape(num_rows, -1)
+        is_used = counted.any(0)  # models that shift the targets themselves add a column that does not count
+        rows, counted = rows[:, is_used], counted[:, is_used]
         if num_rows < 2 or rows.shape[1] < 3:
             return {}
         values, counts = rows[:, -1].unique(return_counts=True)
@@ -133,7 +135,7 @@ class CriterionWatcher(FunctionMode):
         is_run_only = int(runs.sum()) == int((rows == padding).sum())
         if not is_run_only or len(runs.unique()) < 2 or int((runs > 1).sum()) < num_rows / 3:
             return {}
-        share = float((runs.sum() * bool(is_counted.reshape(num_rows, -1)[rows == padding].all())) / is_counted.sum())
+        share = float((runs.sum() * bool(counted[rows == padding].all())) / is_counted.sum())
         return {"padding": int(padding), "padding_share": share}
 
     def _never_target(self, counted: Tensor) -> int | None:

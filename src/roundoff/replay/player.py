@@ -18,7 +18,15 @@ from torch import Tensor
 from roundoff.kernels.host_copies import Reading, read_now
 from roundoff.record.accelerator import restore_torch
 from roundoff.record.source_lines import Sources
-from roundoff.replay.arguments import EarlierStepTensor, ExternalTensor, NotReplayable, fill_in, tensors_of
+from roundoff.replay.arguments import (
+    EarlierStepTensor,
+    ExternalTensor,
+    NotReplayable,
+    Result,
+    fill_in,
+    references,
+    tensors_of,
+)
 from roundoff.replay.rank_consensus import CollectiveGate
 from roundoff.replay.snapshots import Snapshot
 from roundoff.replay.state import Training, TrainingState, same_bits
@@ -204,6 +212,9 @@ class Player:
         self._autocasts = autocasts
         self.results: list[Tensor] = []
         """The tensors that the calls returned, in order."""
+        self._absent: set[int] = set()
+        """The numbers of the results that need a backward which was left out."""
+        self._has_left_out_backward = False
         self._earlier = earlier
         self._external: dict[int, Tensor] = {}
         self._sources = sources
@@ -230,8 +241,7 @@ class Player:
         if isinstance(entry, ModelEntry):
             self._call_model(entry)
         elif isinstance(entry, FunctionEntry):
-            with self._in_ambient(entry.ambient):
-                self._keep(entry.function(*self._fill_in(entry.args), **self._fill_in(entry.kwargs)), entry.num_results)
+            self._call_function(entry)
         elif isinstance(entry, BackwardEntry):
             self._run_backward(entry)
         elif isinstance(entry, StepEntry) and self._forward_only:
@@ -259,6 +269,23 @@ class Player:
         self.outputs.append(output)
         self._keep(output, call.num_results)
 
+    def _call_function(self, call: FunctionEntry) -> None:
+        """Call a function, except for those that use gradients which were not computed: clipping reads `p.grad`."""
+        needed = (found.number for found in references((call.args, call.kwargs)) if isinstance(found, Result))
+        if self._absent and not self._absent.isdisjoint(needed):
+            self._leave_out(call)
+            return
+        with self._in_ambient(call.ambient):
+            result = call.function(*self._fill_in(call.args), **self._fill_in(call.kwargs))
+        if self._has_left_out_backward and result is None and call.num_results:
+            self._leave_out(call)
+        else:
+            self._keep(result, call.num_results)
+
+    def _leave_out(self, call: FunctionEntry) -> None:
+        self._absent.update(range(len(self.results), len(self.results) + call.num_results))
+        self.results += [torch.empty(0)] * call.num_results
+
     def _run_backward(self, call: BackwardEntry) -> None:
         roots = self._fill_in(call.roots)
         given: tuple[Any, ...] = self._fill_in(call.args)
@@ -267,6 +294,7 @@ class Player:
             self.losses.append(roots[0].detach().clone())
             self.roots.append(roots[0])
         if self._forward_only:
+            self._has_left_out_backward = True
             return
         if call.kwargs:  # as torch called it; `backward` would load sympy, in order to check gradients that it is given
             module, name = engine_module()

@@ -98,6 +98,8 @@ _EARLY_SHARE = 0.05
 """Little is this share of what the training took so far."""
 _ALERT_STEPS = 200
 """After an anomaly, this many steps are taped whatever it costs."""
+_PHASE_STEPS, _MAX_PHASES = 20, 4
+"""So many steps are taped whatever it costs when a model joins that was not there at the start, and so often."""
 _STEPS_BETWEEN_TAPED = 256
 """From the first of the quiet steps of several ranks that are taped again to the next."""
 _MODULE_SECONDS = 8e-6
@@ -209,6 +211,7 @@ class Watch(LoopFollower):
         self._spent_at_start = 0.0
         self._taped_step_seconds = 0.0
         self._alert = range(0)
+        self._num_phases = 0
         self._step_began_cpu = 0.0
         self._num_early_forwards = 0
         self._tape.on_loss = self._see_loss_function
@@ -423,6 +426,7 @@ class Watch(LoopFollower):
         is_new = module is not None and not is_inside_transform and self._in_models(self._training.add_model, module)
         if is_new:
             self.leaves = None  # its loss may reach other ones
+            self._begin_phase()
         if is_first:
             self._in_models(self._training.find_optimizers)
         self._in_replays(self._tape.begin)
@@ -510,6 +514,7 @@ class Watch(LoopFollower):
         is_new = self._training.add_model(module)
         if is_new:
             self.leaves = None
+            self._begin_phase()
             if snapshots.latest is not None and snapshots.latest.step == clock.step:
                 snapshots.latest.state.join(self._training, self._training.tensors())
             else:
@@ -523,6 +528,14 @@ class Watch(LoopFollower):
             return False
         snapshots.forget()
         return True
+
+    def _begin_phase(self) -> None:
+        """Tape some steps with a model that joins later: its loss functions are looked at, and probes made, as well."""
+        step = self.clock.step
+        is_late = step >= self._full_steps and step not in self._alert and torch.is_grad_enabled()
+        if is_late and self._num_phases < _MAX_PHASES and num_ranks() == 1:
+            self._num_phases += 1
+            self._alert, self._quiet_until = range(step, step + _PHASE_STEPS), 0
 
     def _begin_training(self) -> None:
         self._budget.begin_training()

@@ -63,6 +63,13 @@ def test_gradients_cleared_between_microbatches_are_thrown_away(tmp_path: Path) 
     assert finding.title == "the gradients of 2 of 3 microbatches are thrown away"
 
 
+def test_of_many_microbatches_only_the_first_have_to_be_known(tmp_path: Path) -> None:
+    steps = [*[[CLEAR, BACKWARD]] * 15, [CLEAR, BACKWARD, STEP]] * 4
+    run = write_run(tmp_path / "run", calls_by_step(steps), batches("abcdefghijklmnopqrst", "ABCDEFGHIJKLMNOPQRST"))
+    (finding,) = wrongly_cleared_gradients(run)
+    assert finding.title == "the gradients of 15 of 16 microbatches are thrown away"
+
+
 @pytest.mark.parametrize(("inputs", "targets"), [("aabbccdd", "stuvwxyz"), ("abcdefgh", "ssttuuvv")])
 def test_gradients_of_one_batch_that_are_looked_at_first_are_not_thrown_away(
     tmp_path: Path, inputs: str, targets: str

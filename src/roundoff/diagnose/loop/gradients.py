@@ -117,7 +117,9 @@ def _find_thrown_away(run: Run, rank: int) -> Finding | None:
     if any(len(look.optimizers) > 1 for look in run.structures(rank=rank)):
         return None  # what is cleared may belong to another optimizer than the one that steps
     attempts = list(_attempts(run, rank))
-    lost = [attempt for attempt in attempts if attempt.num_lost]
+    lost = [attempt for attempt in attempts if attempt.num_lost and attempt.is_each_new is not False]
+    if not any(attempt.is_each_new for attempt in lost):
+        return None
     if len(lost) < _MIN_STEPS or len(lost) < _MIN_SHARE * len(attempts):
         return None
     first = lost[0]
@@ -143,11 +145,13 @@ class _ClearedAttempt:
     step: int
     num_backwards: int
     num_lost: int
-    """How many of them were cleared before the step, although each saw a batch of its own."""
+    """How many of them were cleared before the step."""
+    is_each_new: bool | None
+    """Whether each saw a batch of its own, as far as batches are known; None if fewer than two are."""
 
 
 def _attempts(run: Run, rank: int) -> Iterator[_ClearedAttempt]:
-    """Yield the steps before which all batches are known.
+    """Yield the optimizer's steps.
 
     Microbatches have inputs and targets of their own. Where one is shared, the gradients were looked at before they
     were cleared, as adversarial, sharpness-aware and multi-task trainings do.
@@ -162,13 +166,15 @@ def _attempts(run: Run, rank: int) -> Iterator[_ClearedAttempt]:
         elif call.call == "zero_grad":
             num_kept = 0
         elif call.call == "step":
-            if steps and all(step in seen for step in steps):
-                batches = [seen[step] for step in steps]
-                num_new = min(
-                    len({_first_input(batch) for batch in batches}), len({_target(batch) for batch in batches})
-                )
-                is_each_new = num_new == len(steps)
-                yield _ClearedAttempt(steps[0], len(steps), len(steps) - num_kept if is_each_new and num_kept else 0)
+            if steps and {*range(stepped + 1, call.step + 1)} <= {
+                *steps,
+                call.step,
+            }:  # none was left out of the journal
+                batches = [seen[step] for step in steps if step in seen]
+                inputs, targets = {_first_input(batch) for batch in batches}, {_target(batch) for batch in batches}
+                is_each_new = min(len(inputs), len(targets)) == len(batches) if len(batches) > 1 else None
+                num_lost = len(steps) - num_kept if num_kept else 0
+                yield _ClearedAttempt(steps[0], len(steps), num_lost, is_each_new)
             steps, num_kept, stepped = [], 0, call.step
 
 
