@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
@@ -102,6 +102,10 @@ class Expected:
         text = f"{finding.title}\n{finding.why}\n{finding.fix}"
         is_related = self.related is None or self.related in [related.rule for related in finding.related]
         return is_there and is_related and all(words in text for words in self.says)
+
+    def at_line_of(self, script: str) -> Expected:
+        """Return the same with its place in a script of another name."""
+        return self if self.source is None else replace(self, source=f"{script}:{self.source.rpartition(':')[2]}")
 
     def _found(self, finding: Reported, name: str) -> str:
         """Return a part of a finding's place, as it would be without the guise."""

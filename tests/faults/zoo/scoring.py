@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -67,7 +68,7 @@ def judge(
     said = result.code not in (0, None) or bool(lines_said(result, bare=bare, ignore=ignore))
     if entry.rule is None or not said:
         return Answer(name=entry.title, family=family, said=said, place=_missed(place_patterns(entry)))
-    text = _plain(result.output)
+    text = _plain(f"{result.output}\n{_as_a_shell_says(result.code)}")
     patterns = place_patterns(entry)
     return Answer(
         name=entry.title,
@@ -76,6 +77,11 @@ def judge(
         cause=any(_has_words(text, words) for words in (entry.rule, *known[entry.rule].words)),
         place=any(re.search(pattern, result.output, re.I) for pattern in patterns) if patterns else None,
     )
+
+
+def _as_a_shell_says(code: int | None) -> str:
+    """Return what a user reads of a process that a signal ended: `Killed`."""
+    return signal.strsignal(-code) or "" if code is not None and code < 0 else ""
 
 
 def _missed(patterns: Sequence[str]) -> bool | None:
@@ -95,7 +101,7 @@ def _judge_findings(entry: Expected, result: Result, family: str) -> Answer:
         family=family,
         said=bool(found),
         cause=is_named,
-        place=is_named and entry.is_met_by(found[0]),
+        place=is_named and entry.at_line_of(SCRIPT).is_met_by(found[0]),
     )
 
 
@@ -107,6 +113,8 @@ def _as_reported(finding: Mapping[str, Any]) -> Any:
     texts = {name: finding.get(name) or "" for name in ("title", "why", "fix")}
     related = [_as_reported(other) for other in finding.get("related") or []]
     places = {name: finding.get(name) for name in fields}
+    if places["source"] is not None:
+        places["source"] = str(places["source"]).rpartition("/")[2]
     return SimpleNamespace(
         rule=finding["rule"], severity=finding.get("severity", "error"), related=related, **texts, **places
     )
@@ -130,7 +138,7 @@ def _without_numbers(line: str) -> str:
 
 
 def _plain(text: str) -> str:
-    return re.sub(r"[\s_-]+", " ", text).lower()
+    return re.sub(r"[\s_-]+", " ", re.sub(r"[`'\"()]", "", text)).lower()
 
 
 def _has_words(text: str, words: str) -> bool:
