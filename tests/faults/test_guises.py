@@ -37,7 +37,7 @@ SIGNS = {
     "autocast": ("with torch.autocast('cpu', torch.bfloat16):\n        x = torch.randn(8, 4)", "\n    loss.backward()"),
     "accelerate": ("model, optimizer = accelerator.prepare(model, optimizer)", "accelerator.backward(loss)"),
     "lightning": ("self.manual_backward(loss)", "global loss, step, x", ".fit(Task(), range(3))"),
-    "hf-trainer": ("return {'loss': loss}", "batches = range(3)", "optimizers=(optimizer,"),
+    "hf-trainer": ("return loss", "batches = range(3)", "optimizers=(optimizer,"),
     "two-ranks": ("DistributedDataParallel(model", "init_process_group('gloo')", "1000 + torch.distributed.get_rank()"),
 }
 
