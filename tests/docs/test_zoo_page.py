@@ -15,9 +15,9 @@ def test_the_page_shows_the_kept_results() -> None:
     assert [name for name in parts_of(KEPT) if f"<!-- {name} -->" not in page] == []
 
 
-def test_every_kept_answer_is_about_a_training_that_exists_and_all_tools_saw_the_same() -> None:
+def test_every_kept_answer_is_about_a_training_that_exists_and_no_tool_saw_others() -> None:
     known = {entry.title for entry in [*expectations(), *healthy_trainings()]}
     asked = [{answer["name"] for answer in row["answers"]} for row in KEPT["tools"]]
     assert asked[0] <= known
-    assert all(names == asked[0] for names in asked)
+    assert all(names <= asked[0] for names in asked)
     assert {outcome["name"] for outcome in KEPT["guises"]} <= known

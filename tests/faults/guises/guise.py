@@ -33,6 +33,8 @@ class Guise:
     keeps_numbers: bool = True
     """If not, the step and the words of the finding may be others."""
     keeps_steps: bool = True
+    keeps_words: bool = True
+    """If not, the finding may say it with other words and numbers, because it was measured elsewhere."""
     ranks: int = 1
     inside: str | None = None
     """The module of the guise that the training's model is in."""
@@ -56,7 +58,7 @@ class Guise:
             folder=folder,
             source=source,
             step=entry.step if self.keeps_steps and self.keeps_numbers else None,
-            says=entry.says if self.keeps_numbers else (),
+            says=entry.says if self.keeps_numbers and self.keeps_words else (),
             related=entry.related if self.keeps_numbers else None,
             ranks=max(entry.ranks, self.ranks),
             inside=self.inside,
@@ -122,7 +124,14 @@ GUISES = {
         ),
         Guise(name="accelerate", rewriting=with_accelerate, is_sound=same_losses, fits=_has_no_scaler),
         Guise(name="lightning", rewriting=with_lightning, is_sound=same_losses, fits=_has_no_scaler, inside="net"),
-        Guise(name="hf-trainer", rewriting=with_trainer, is_sound=same_losses, fits=_has_no_scaler, inside="net"),
+        Guise(
+            name="hf-trainer",
+            rewriting=with_trainer,
+            is_sound=same_losses,
+            fits=_has_no_scaler,
+            keeps_words=False,
+            inside="net",
+        ),
         Guise(
             name="two-ranks",
             rewriting=on_two_ranks,

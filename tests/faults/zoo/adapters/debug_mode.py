@@ -6,6 +6,7 @@ python debug_mode.py SCRIPT. DebugMode only logs; whom it would help reads the l
 from __future__ import annotations
 
 import atexit
+import re
 
 from script import run_script
 from torch.utils._debug_mode import DebugMode
@@ -20,7 +21,7 @@ def say_what_is_not_finite() -> None:
     for line in mode.debug_string(show_stack_trace=False).splitlines():
         if "[nn.Mod]" in line:
             module = line.strip()
-        if left and ("nan" in line or "inf" in line.replace("infra", "")) and "::" in line:
+        if left and re.search(r"\b(nan|inf)\b", line.rpartition("# {")[2]):
             print(f"DebugMode: {module} {line.strip()}")
             left -= 1
 
