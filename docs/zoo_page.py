@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from tests.faults.zoo.table import Row, families_of, table_of
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "fault-zoo.md"
 RESULTS = ROOT / "tests" / "faults" / "zoo" / "results.json"
-PART = re.compile(r"<!-- (tools|families|guises|sample) -->.*?<!-- end -->", re.S)
+PART = re.compile(r"<!-- (tools|families|guises|missed|sample) -->.*?<!-- end -->", re.S)
 
 
 def fill_in(page: str, results: dict[str, Any]) -> str:
@@ -42,8 +43,23 @@ def parts_of(results: dict[str, Any]) -> dict[str, str]:
         "tools": table_of(rows),
         "families": families_of(rows),
         "guises": table_of_guises(outcomes, fits=results["fits"], num_plants=results["num_faulty"]),
+        "missed": _missed(outcomes),
         "sample": sample,
     }
+
+
+def _missed(outcomes: Sequence[Outcome]) -> str:
+    """Return the trainings whose cause or place is not named in a guise, as a list."""
+    wrong = [outcome for outcome in outcomes if outcome.sound and not outcome.healthy and not outcome.place]
+    lines = []
+    for guise in dict.fromkeys(outcome.guise for outcome in wrong):
+        names = [
+            f"`{outcome.name}`{' (only the place)' if outcome.cause else ''}"
+            for outcome in wrong
+            if outcome.guise == guise
+        ]
+        lines.append(f"- {guise}: {', '.join(names)}")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from roundoff.runs import Finding, Severity
 from tests.faults.guises.guise import GUISES, as_many_losses, losses_among, same_losses, similar_losses
 from tests.faults.guises.training_loop import plain_training
 from tests.faults.run_guises import Outcome, put_on, table_of_guises, try_one
@@ -131,6 +132,22 @@ def test_a_source_line_and_the_names_inside_a_guise_are_followed(tmp_path: Path)
     other = GUISES["batch-size"].put_on(entry, "The loss", tmp_path / "made", seed=0)
     assert other is not None
     assert other.step is None
+
+
+@pytest.mark.parametrize(
+    ("site", "found", "is_met"),
+    [
+        ("gate", "net.gate", True),
+        ("gate", "net.other", False),
+        ("<model>", "net", True),
+        ("<loop>", "<model>", True),
+        ("gate", "<model>", False),
+    ],
+)
+def test_the_name_of_a_module_has_that_of_the_guise_before_it(site: str, found: str, is_met: bool) -> None:
+    entry = Expected(name="plant", rule="overflow", site=site, inside="net")
+    finding = Finding(rule="overflow", severity=Severity.ERROR, confidence=1.0, title="", why="", fix="", site=found)
+    assert entry.is_met_by(finding) == is_met
 
 
 def test_the_losses_decide_whether_a_guise_kept_the_training() -> None:

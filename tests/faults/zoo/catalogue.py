@@ -112,8 +112,8 @@ class Expected:
         found = str(getattr(finding, name))
         if self.inside is None or name not in ("site", "parameter"):
             return found
-        if name == "site" and found in ("<model>", self.inside):
-            return "<loop>" if found == "<model>" else "<model>"
+        if found in ("<model>", self.inside) and self.site in ("<loop>", "<model>"):
+            return self.site  # the loop is in a model now, and the model in that
         return found.removeprefix(f"{self.inside}.")
 
     def judge(self, findings: Sequence[Reported]) -> Score:
