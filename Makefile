@@ -9,7 +9,8 @@
 #   make check              formatting, lint and types
 #   make format             fix the formatting, and the lint that can be fixed automatically
 #   make fuzz               read changed files of every kind for an hour; SECONDS=600 for ten minutes
-#   make faults             score the diagnosis on faulty and healthy trainings; SEEDS=5 runs each healthy one five times
+#   make faults             score the diagnosis on faulty and healthy trainings; SEEDS=5 runs each healthy one five times;
+#                           tests/faults/README.md says how to score other tools, and trainings in other guises
 #   make coverage           which lines and branches the tests run
 #   make coverage-numerics  the same for kernels and formats, which must reach 100 %
 #   make docs               the documentation as pages, in site/

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 NEXT_TO_README = ("ARCHITECTURE.md", "CHANGELOG.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md")
+ZOO = "tests/faults/README.md"
 CHECKLIST = "my-training-is-wrong.md"
 BENCHMARKS = "benchmarks.md"
 API = "api.md"
@@ -37,7 +38,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for module in public_modules():
         files.append(File.generated(config, f"api/{module}.md", content=page_of_module(module)))
     examples = [path for path in sorted((ROOT / "examples").rglob("*")) if path.suffix in (".md", ".py", ".toml")]
-    for path in [*(ROOT / name for name in NEXT_TO_README), *examples]:
+    for path in [*(ROOT / name for name in (*NEXT_TO_README, ZOO)), *examples]:
         name = path.relative_to(ROOT).as_posix()
         files.append(File.generated(config, name, content=path.read_text()))
     return files

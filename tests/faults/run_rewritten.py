@@ -12,11 +12,13 @@ import builtins
 import random
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tests.faults.run_faults import Expected, Score, expectations, healthy_trainings, score
+from tests.faults.guises.training_loop import split_imports, training_loops
+from tests.faults.run_faults import score
+from tests.faults.zoo.catalogue import Expected, Score, expectations, healthy_trainings
 
 Rewriting = Callable[[ast.Module, random.Random], ast.Module | None]
 """Changes a script in place and returns it; None, with the script as it was, where it does not fit."""
@@ -72,7 +74,7 @@ def move_into_class(tree: ast.Module, _: random.Random) -> ast.Module | None:
 
 
 def _wrap(tree: ast.Module, definition: str, call: str) -> ast.Module | None:
-    first, body = _split(tree)
+    first, body = split_imports(tree)
     if any(isinstance(node, (ast.Global, ast.Nonlocal)) for node in ast.walk(tree)) or _is_pickled(tree):
         return None
     made = ast.parse(definition).body[0]
@@ -81,15 +83,6 @@ def _wrap(tree: ast.Module, definition: str, call: str) -> ast.Module | None:
     function.body = body
     tree.body = [*first, made, *ast.parse(call).body]
     return tree
-
-
-def _split(tree: ast.Module) -> tuple[list[ast.stmt], list[ast.stmt]]:
-    """Return the docstring and the imports at the top, and the rest."""
-    kinds = (ast.Import, ast.ImportFrom, ast.Expr)
-    number = next((i for i, node in enumerate(tree.body) if not isinstance(node, kinds)), len(tree.body))
-    while number and isinstance(tree.body[number - 1], ast.Expr) and number > 1:
-        number -= 1
-    return tree.body[:number], tree.body[number:]
 
 
 def _is_pickled(tree: ast.Module) -> bool:
@@ -101,7 +94,7 @@ def _is_pickled(tree: ast.Module) -> bool:
 
 def iterate_by_hand(tree: ast.Module, _: random.Random) -> ast.Module | None:
     """Turn the loops that train from `for` into `while` and `next`."""
-    loops = list(_training_loops(tree))
+    loops = list(training_loops(tree))
     for number, (place, index, loop) in enumerate(loops):
         name = f"items_{number}"
         taken = f"try:\n        _ = next({name})\n    except StopIteration:\n        break"
@@ -120,26 +113,10 @@ def iterate_by_hand(tree: ast.Module, _: random.Random) -> ast.Module | None:
     return tree if loops else None
 
 
-def _training_loops(tree: ast.Module) -> Iterator[tuple[list[ast.stmt], int, ast.For]]:
-    """Yield the innermost loops with a backward and no `else`, each with the block that it is in."""
-    for node in list(ast.walk(tree)):
-        body = getattr(node, "body", None)
-        for index, statement in enumerate(body if isinstance(body, list) else ()):
-            if isinstance(statement, ast.For) and not statement.orelse and _has_backward(statement):
-                inner = [node for node in ast.walk(statement) if isinstance(node, ast.For) and node is not statement]
-                if not any(map(_has_backward, inner)):
-                    assert isinstance(body, list)
-                    yield body, index, statement
-
-
-def _has_backward(tree: ast.AST) -> bool:
-    return any(isinstance(node, ast.Attribute) and node.attr == "backward" for node in ast.walk(tree))
-
-
 def add_model(tree: ast.Module, _: random.Random) -> ast.Module | None:
     """Call another, healthy model at the end of every step, without gradients and without drawing random numbers."""
-    loops = list(_training_loops(tree))
-    first, body = _split(tree)
+    loops = list(training_loops(tree))
+    first, body = split_imports(tree)
     before = "import torch\nwith torch.random.fork_rng():\n    bystander = torch.nn.Linear(3, 2).eval()"
     for _, _, loop in loops:
         loop.body += ast.parse("with torch.no_grad():\n    bystander(torch.ones(4, 3))").body
@@ -174,16 +151,16 @@ def rewrite(expected: Expected, folder: Path, *, seed: int, only: str | None = N
         (place / helper.name).write_bytes(helper.read_bytes())
     name = "-".join([expected.name, *([f"seed{seed}"] if seed else []), *used])
     (place / f"{name}.py").write_text(text + "\n")
-    source = None if expected.source is None else _moved(expected.source, tree, ast.parse(text), name)
+    source = expected.source and moved_line(expected.source, tree, ast.parse(text), place.name, name)
     return replace(expected, name=name, folder=place, source=source, fails=None)
 
 
-def _moved(source: str, before: ast.Module, after: ast.Module, name: str) -> str:
+def moved_line(source: str, before: ast.Module, after: ast.Module, folder: str, name: str) -> str:
     """Return where a line of the script is after rewriting: nodes of the two trees stand in the same order."""
-    folder, _, line = source.rpartition(":")
+    line = int(source.rpartition(":")[2])
     pairs = zip(ast.walk(before), ast.walk(after), strict=True)
-    lines = [new.lineno for old, new in pairs if getattr(old, "lineno", None) == int(line) and hasattr(new, "lineno")]
-    return f"{Path(folder).parent / name}.py:{min(lines, default=0)}"
+    lines = [new.lineno for old, new in pairs if getattr(old, "lineno", None) == line and hasattr(new, "lineno")]
+    return f"{folder}/{name}.py:{min(lines, default=0)}"
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.run_faults import FOLDER, Expected, diagnose_script, expectations, healthy_trainings
+from tests.faults.run_faults import diagnose_script
+from tests.faults.zoo.catalogue import FOLDER, Expected, expectations, healthy_trainings
 from tests.watch.script_server import ScriptServer
 
 EXPECTED = expectations()
