@@ -114,6 +114,7 @@ eval-loss-rising: norm-statistics-nonfinite running-stats-frozen running-stats-l
 exception: collective-mismatch domain-error loss-nonfinite loss-scale-overflow masked-softmax no-valid-targets
     nonfinite-input nonfinite-update norm-statistics-nonfinite overflow step-on-nonfinite-gradients
     step-on-scaled-gradients unused-parameter
+graph-cut: stale-optimizer-parameters
 gradient-underflow: consumed-overflow saturated-softmax
 gradients-not-reduced: unused-parameter
 hang: collective-mismatch
@@ -131,8 +132,9 @@ loss-spike: accumulation-not-averaged clip-after-step domain-error double-step i
     step-on-scaled-gradients
 lr-too-high: accumulation-not-averaged clip-after-step double-step exploding-activations input-scale
     loss-sum-reduction loss-unbounded-below missing-zero-grad step-on-scaled-gradients
-lr-too-low: clip-before-unscale consumed-overflow dead-units gradient-underflow lr-too-high lr-zero missing-step
-    saturated-softmax scheduler-rate stepping-stopped update-below-ulp vanishing-gradients zero-grad-before-step
+lr-too-low: clip-before-unscale consumed-overflow dead-units gradient-underflow graph-cut lr-too-high lr-zero
+    missing-step saturated-softmax scheduler-rate stepping-stopped update-below-ulp vanishing-gradients
+    zero-grad-before-step
 nonfinite-update: accumulation-not-averaged cancellation clip-after-step double-step loss-scale-collapsed
     loss-sum-reduction loss-unbounded-below lr-too-high missing-zero-grad step-on-scaled-gradients
 norm-statistics-nonfinite: accumulation-not-averaged cancellation clip-after-step double-step loss-scale-collapsed

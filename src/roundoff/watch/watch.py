@@ -239,6 +239,8 @@ class Watch(LoopFollower):
         """Models and optimizers that must not die before the next step; see `_end_attempt`."""
         self._model_entry: ModelEntry | None = None
         self._step_entry: StepEntry | None = None
+        self._stepping: tuple[Optimizer, StepDetail] | None = None
+        """The optimizer that steps, and its line, while it does."""
         self._backward_is_taped = False
         self._is_in_function = False
         """Whether the last step that was taped ran in a function of the script."""
@@ -980,7 +982,8 @@ class Watch(LoopFollower):
         if self._backward_is_taped:
             self._in_replays(self._keep_gradients_of_start)
             self._try_tape(self._tape.backward, backward.roots, *backward.arguments, loss=loss)
-        if self.is_fully_watched and self.clock.microbatch == 0 and backward.accumulates:
+        is_first = self.clock.microbatch == 0 or self._uncleared.is_due
+        if self.is_fully_watched and is_first and backward.accumulates:
             self._in_facts(self._uncleared.backward_begins)
         self._in_journal(self._journal.call, "backward", backward.detail())
 
@@ -1052,6 +1055,8 @@ class Watch(LoopFollower):
             is_fresh=not optimizer.state,
         )
         self._journal.call("step", detail)
+        self._uncleared.step_begins()
+        self._stepping = (optimizer, detail)
 
     def _name_of(self, optimizer: Optimizer) -> str:
         """Return the name of an optimizer, nearly always that of the last one."""
@@ -1061,6 +1066,7 @@ class Watch(LoopFollower):
 
     def closure_began(self) -> None:
         """Note what the closure does as a part of the step."""
+        self._uncleared.closure_begins()
         if self._step_entry is not None:
             self._tape.closure_enter(self._step_entry)
             self._tape.release()
@@ -1070,6 +1076,11 @@ class Watch(LoopFollower):
         if self._step_entry is not None:
             self._tape.hold()
             self._tape.closure_leave()
+        if self.is_fully_watched and self._stepping is not None:
+            self._in_facts(self._see_carried_in_closure, *self._stepping)
+
+    def _see_carried_in_closure(self, optimizer: Optimizer, detail: StepDetail) -> None:
+        detail.num_carried_in_closure = self._uncleared.closure_ends(optimizer)
 
     def optimizer_ended(self, attempt: StepAttempt) -> None:
         """Look at the weights after the step."""
@@ -1077,7 +1088,7 @@ class Watch(LoopFollower):
             return
         if self._step_entry is not None and not self._step_entry.closures:
             self._in_replays(self._keep_gradients_of_start)  # a second optimizer uses the backward of the step before
-        self._step_entry = None
+        self._step_entry = self._stepping = None
         self._in_checks(self._detector.see_update)
         if self.is_fully_watched:
             self._in_facts(self._uncleared.note_used, attempt.optimizer)
