@@ -421,7 +421,7 @@ class Watch(LoopFollower):
             self._move_to_own_folder()
         is_inside_transform = in_function_transform()  # then the models hold tensors that stand for others
         is_new = module is not None and not is_inside_transform and self._in_models(self._training.add_model, module)
-        if is_new:
+        if is_new or self._in_facts(self._facts.has_thawed, self.clock.step):
             self.leaves = None  # its loss may reach other ones
         if is_first:
             self._in_models(self._training.find_optimizers)

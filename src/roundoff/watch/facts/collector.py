@@ -40,6 +40,10 @@ _SECOND_LOOK = 10
 """The step after which the structure is described again: what has not changed by then does not learn."""
 
 
+_STEPS_BETWEEN_FREEZES, _MAX_FREEZES = 10, 8
+"""So often is it checked which tensors are frozen; so many changes have the structure described again."""
+
+
 class FactCollector:
     """Describes the training when it begins and when it changes, and its batches as far as the budget allows.
 
@@ -69,6 +73,9 @@ class FactCollector:
         self._starts: dict[int, tuple[float, float, float]] = {}
         self._resumed: set[int] = set()
         self._has_structure = False
+        self._trainable: tuple[bool, ...] | None = None
+        self._freezes_checked = -_STEPS_BETWEEN_FREEZES
+        self._num_thawed = 0
         self._described: IdentityDict[object, int] = IdentityDict()
         """Models, and optimizers with their numbers of groups, that have been described."""
         self._criterion_input: dict[str, Any] = {}
@@ -82,6 +89,18 @@ class FactCollector:
         note_environment(self._writer)
         self._starts = start_values(self._training.tensors())
         self._resumed = {id(optimizer) for optimizer in self._training.optimizers if optimizer.state}
+
+    def has_thawed(self, step: int) -> bool:
+        """Say whether other tensors require gradients than when it was checked before; then look at all again."""
+        if step - self._freezes_checked < _STEPS_BETWEEN_FREEZES or self._num_thawed >= _MAX_FREEZES:
+            return False
+        self._freezes_checked = step
+        before, self._trainable = self._trainable, self._training.trainable()
+        if before in (None, self._trainable):
+            return False
+        self._num_thawed += 1
+        self._has_structure = False
+        return True
 
     def see_criterion(self, args: tuple[Any, ...]) -> None:
         """Look at the arguments of a loss function."""
