@@ -31,6 +31,7 @@ ema-broken
 average-incomplete
 loss-broadcast
 loss-input-kind
+constant-softmax
 double-softmax
 zero-init symmetric-init
 dead-units
@@ -132,8 +133,8 @@ loss-spike: accumulation-not-averaged clip-after-step domain-error double-step i
     step-on-scaled-gradients
 lr-too-high: accumulation-not-averaged clip-after-step double-step exploding-activations input-scale
     loss-sum-reduction loss-unbounded-below missing-zero-grad step-on-scaled-gradients
-lr-too-low: clip-before-unscale consumed-overflow dead-units gradient-underflow graph-cut lr-too-high lr-zero
-    missing-step saturated-softmax scheduler-rate stepping-stopped update-below-ulp vanishing-gradients
+lr-too-low: clip-before-unscale constant-softmax consumed-overflow dead-units gradient-underflow graph-cut
+    lr-too-high lr-zero missing-step saturated-softmax scheduler-rate stepping-stopped update-below-ulp vanishing-gradients
     zero-grad-before-step
 nonfinite-update: accumulation-not-averaged cancellation clip-after-step double-step loss-scale-collapsed
     loss-sum-reduction loss-unbounded-below lr-too-high missing-zero-grad step-on-scaled-gradients
