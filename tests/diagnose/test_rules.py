@@ -47,6 +47,7 @@ integer-wraparound
 batch-sizes-disagree
 constant-input
 single-class
+classes-in-order
 labels-misaligned
 label-leak
 padding-in-loss target-never-seen
@@ -127,15 +128,15 @@ loss-nonfinite: accumulation-not-averaged cancellation clip-after-step domain-er
     no-valid-targets nonfinite-input nonfinite-update norm-statistics-nonfinite overflow step-on-nonfinite-gradients
     step-on-scaled-gradients
 loss-term-unreachable: graph-cut not-in-optimizer
-loss-spike: accumulation-not-averaged clip-after-step domain-error double-step input-scale loss-nonfinite
-    loss-scale-overflow loss-sum-reduction loss-unbounded-below lr-too-high masked-softmax missing-zero-grad
-    no-valid-targets nonfinite-input nonfinite-update norm-statistics-nonfinite overflow step-on-nonfinite-gradients
-    step-on-scaled-gradients
+loss-spike: accumulation-not-averaged classes-in-order clip-after-step domain-error double-step input-scale
+    loss-nonfinite loss-scale-overflow loss-sum-reduction loss-unbounded-below lr-too-high masked-softmax
+    missing-zero-grad no-valid-targets nonfinite-input nonfinite-update norm-statistics-nonfinite overflow
+    step-on-nonfinite-gradients step-on-scaled-gradients
 lr-too-high: accumulation-not-averaged clip-after-step double-step exploding-activations input-scale
     loss-sum-reduction loss-unbounded-below missing-zero-grad step-on-scaled-gradients
 lr-too-low: clip-before-unscale constant-softmax consumed-overflow dead-units gradient-underflow graph-cut
-    lr-too-high lr-zero missing-step saturated-softmax scheduler-rate stepping-stopped update-below-ulp vanishing-gradients
-    zero-grad-before-step
+    lr-too-high lr-zero missing-step saturated-softmax scheduler-rate stepping-stopped update-below-ulp
+    vanishing-gradients zero-grad-before-step
 nonfinite-update: accumulation-not-averaged cancellation clip-after-step double-step loss-scale-collapsed
     loss-sum-reduction loss-unbounded-below lr-too-high missing-zero-grad step-on-scaled-gradients
 norm-statistics-nonfinite: accumulation-not-averaged cancellation clip-after-step double-step loss-scale-collapsed

@@ -905,6 +905,8 @@ class Watch(LoopFollower):
             return
         if not is_in_training(call.module):
             self._in_facts(self._facts.evaluated, call.module, self.clock.step)
+        if self.is_fully_watched and call.is_by_loop and not torch.is_grad_enabled():
+            self._facts.asked()
         if self._tape.is_paused:
             is_evaluation = not torch.is_grad_enabled() and call.is_by_loop and not is_in_training(call.module)
             self._choose_followed(is_evaluation=is_evaluation)

@@ -18,7 +18,7 @@ _SOFTMAXES = {"_softmax": 1.0, "_log_softmax": 0.0}
 @rule(
     Code(
         name="constant-softmax",
-        means="A softmax runs over an axis that has a single element. Its result is 1 everywhere (0 for a log_softmax), "
+        means="A softmax runs over an axis that has a single element. Its result is always 1 (0 for a log_softmax), "
         "whatever comes in, and its gradient is exactly 0: what computed its input cannot learn.",
         fix="With one output, use a sigmoid and `binary_cross_entropy_with_logits`; else give the softmax the axis of "
         "the classes or places.",
@@ -80,7 +80,7 @@ def _finding(run: Run, op: StepOp, stuck: list[ParameterHistory], *, severity: S
         parameter=names[-1],
         title="the softmax runs over a single element, and always gives the same",
         why=f"its inputs range from {format_short(given.min)} to {format_short(given.max)}, and all its "
-        f"{op.outputs[0].num_elements} results are {_SOFTMAXES[op.bare]:.0f}: the axis it adds up over has one element. "
+        f"{op.outputs[0].num_elements} results are {_SOFTMAXES[op.bare]:.0f}: its axis has a single element. "
         f"No gradient passes it, and that of {which} is exactly 0 in each of the first {len(stuck[0].steps)} steps",
         fix="with one output per sample, replace the softmax by a sigmoid (or leave it out and use "
         "binary_cross_entropy_with_logits); else pass the axis of the classes or places as dim",

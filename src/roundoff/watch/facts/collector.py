@@ -82,6 +82,7 @@ class FactCollector:
         self.optimizer_name = OptimizerNames().of
         self._stepped: WeakSet[Optimizer] = WeakSet()
         self._targets: list[Tensor] = []
+        self._num_asked = 0
         self._failed: set[str] = set()
 
     def begin(self) -> None:
@@ -125,6 +126,10 @@ class FactCollector:
         if self._twins.is_followed(module):
             self._collect("twins", step, lambda: self._write_if_any(self._twins.see(module, step)))
 
+    def asked(self) -> None:
+        """Count a call of a model by the loop without gradients."""
+        self._num_asked += 1
+
     def buffers_ready(self, step: int, *, fully: bool) -> None:
         """Hash the buffers as a forward begins, when they have just been synchronized between ranks."""
         if fully or self._hashes.wants(step):
@@ -148,7 +153,7 @@ class FactCollector:
         if tape.entries:
             self._collect("batch", step, lambda: self._see_batch(tape, fully=fully))
             self._collect("samples", step, lambda: self._samples.see(tape, targets=self._targets))
-        self._targets = []
+        self._targets, self._num_asked = [], 0
         self._collect("averages", step, lambda: self._see_averages(step))
         if self._writer.info.ranks == 1:
             self._collect("twins", step, lambda: self._twins.step_ended(step))
@@ -210,11 +215,11 @@ class FactCollector:
             is_kept(tape.step, dense=_DENSE_STEPS) and self._budget.has_room("batch", part=_BATCH_PART)
         ):
             return
-        began = time.perf_counter()
+        began, num_asked = time.perf_counter(), self._num_asked
 
         def write(found: tuple[BatchFacts, HashColumns | None]) -> None:
             facts, samples = found
-            self._writer.write(facts)
+            self._writer.write(replace(facts, num_asked=num_asked))
             if samples is not None:
                 self._writer.write_hashes(samples)
 
