@@ -90,6 +90,7 @@ loss-spike
 loader-workers-alike
 dataset-mutated
 duplicate-samples
+eval-input-scale
 running-stats-lost
 tiny-norm-batch
 stochastic-eval
@@ -112,7 +113,8 @@ dead-units: constant-input exploding-activations input-scale zero-init
 domain-error: accumulation-not-averaged cancellation clip-after-step double-step loss-scale-collapsed
     loss-sum-reduction loss-unbounded-below lr-too-high missing-zero-grad step-on-scaled-gradients
 duplicate-samples: loader-workers-alike
-eval-loss-rising: norm-statistics-nonfinite running-stats-frozen running-stats-lost stochastic-eval train-eval-gap
+eval-loss-rising: eval-input-scale norm-statistics-nonfinite running-stats-frozen running-stats-lost stochastic-eval
+    train-eval-gap
 exception: collective-mismatch domain-error loss-nonfinite loss-scale-overflow masked-softmax no-valid-targets
     nonfinite-input nonfinite-update norm-statistics-nonfinite overflow step-on-nonfinite-gradients
     step-on-scaled-gradients unused-parameter
@@ -153,7 +155,8 @@ step-on-nonfinite-gradients: accumulation-not-averaged cancellation clip-after-s
     step-on-scaled-gradients
 stepping-stopped: domain-error loss-scale-overflow masked-softmax no-valid-targets nonfinite-input nonfinite-update
     norm-statistics-nonfinite overflow
-train-eval-gap: norm-statistics-nonfinite running-stats-frozen running-stats-lost stochastic-eval tiny-norm-batch
+train-eval-gap: eval-input-scale norm-statistics-nonfinite running-stats-frozen running-stats-lost stochastic-eval
+    tiny-norm-batch
 units-without-gradient: dead-units eval-mode-training graph-cut zero-init
 vanishing-gradients: constant-input dead-units symmetric-init zero-init
 """

@@ -904,7 +904,7 @@ class Watch(LoopFollower):
                 self._in_facts(self._facts.buffers_ready, self.clock.step, fully=self.is_fully_watched)
             return
         if not is_in_training(call.module):
-            self._in_facts(self._facts.evaluated, call.module, self.clock.step)
+            self._in_facts(self._facts.evaluated, call.module, self.clock.step, args)
         if self.is_fully_watched and call.is_by_loop and not torch.is_grad_enabled():
             self._facts.asked()
         if self._tape.is_paused:

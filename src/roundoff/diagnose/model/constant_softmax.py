@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from roundoff.diagnose import needs
 from roundoff.diagnose.parameter_histories import ParameterHistory, first_histories
-from roundoff.diagnose.rule import Code, FaultEffect, Place, place_of, rule
-from roundoff.diagnose.step_flow import Flow, first_rank, forward_ops
+from roundoff.diagnose.rule import Code, FaultEffect, place_of, rule
+from roundoff.diagnose.step_flow import Flow, forward_ops
 from roundoff.diagnose.wording import format_short
 from roundoff.runs import Finding, Run, Severity
 from roundoff.runs.records.event import StepOp
@@ -44,13 +44,13 @@ def constant_softmaxes(run: Run) -> Finding | None:
     if not found or not stuck:
         return None
     if len(stuck) == len(histories):
-        return _finding(run, found[0], stuck, severity=Severity.ERROR)
+        return _finding(found[0], stuck, severity=Severity.ERROR)
     flow = Flow(ops)
     for op in found:
         maker = flow.maker_of(op.inputs[0])
         behind = [history for history in stuck if maker is not None and history.site == maker.first.site]
         if behind:
-            return _finding(run, op, behind, severity=Severity.WARNING)
+            return _finding(op, behind, severity=Severity.WARNING)
     return None
 
 
@@ -68,15 +68,14 @@ def _is_constant(op: StepOp) -> bool:
     return result.num_elements > 1 and result.min == result.max == value and given.min < given.max
 
 
-def _finding(run: Run, op: StepOp, stuck: list[ParameterHistory], *, severity: Severity) -> Finding:
+def _finding(op: StepOp, stuck: list[ParameterHistory], *, severity: Severity) -> Finding:
     given, names = op.inputs[0], [history.name for history in stuck]
-    place: Place = place_of(op.outputs[0])
     which = "all trained parameters" if severity is Severity.ERROR else join_names(names)
     return Finding(
         rule="constant-softmax",
         severity=severity,
         confidence=0.97 if severity is Severity.ERROR else 0.85,
-        **{**place, "rank": first_rank(run)},
+        **place_of(op.outputs[0]),
         parameter=names[-1],
         title="the softmax runs over a single element, and always gives the same",
         why=f"its inputs range from {format_short(given.min)} to {format_short(given.max)}, and all its "

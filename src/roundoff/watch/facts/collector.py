@@ -22,6 +22,7 @@ from roundoff.replay.step_tape import StepTape
 from roundoff.runs import BatchFacts, Failure, HashColumns, Probe, RunWriter
 from roundoff.watch.budget import TimeBudget
 from roundoff.watch.facts.average_twins import AverageTwins
+from roundoff.watch.facts.eval_inputs import EvalInputs
 from roundoff.watch.facts.gradient_rows import GradientRows
 from roundoff.watch.facts.step_batch import BatchSamples, batch_facts_of, criterion_input_facts
 from roundoff.watch.facts.structure import OptimizerNames, start_values, structure_of
@@ -70,6 +71,7 @@ class FactCollector:
         self._averages = WeightAverages(training, sites)
         self._rows = GradientRows(sites)
         self._twins = AverageTwins(training)
+        self._eval_inputs = EvalInputs(training, sites)
         self._starts: dict[int, tuple[float, float, float]] = {}
         self._resumed: set[int] = set()
         self._has_structure = False
@@ -121,8 +123,11 @@ class FactCollector:
             gradients = ((name, x.grad) for name, x in self._parameters())
             self._collect("hashes", step, lambda: self._hashes.write(step, kind, gradients))
 
-    def evaluated(self, module: nn.Module, step: int) -> None:
-        """Look at a model that the loop evaluates, if it is a copy of one that is trained."""
+    def evaluated(self, module: nn.Module, step: int, args: tuple[Any, ...]) -> None:
+        """Look at a model that the loop evaluates, if it is trained or a copy of one that is."""
+        if self._eval_inputs.wants(module, args):
+            look = self._eval_inputs.see(module, args[0], step)
+            self._collect("eval-inputs", step, lambda: self._read("eval-inputs", step, look, self._write_if_any))
         if self._twins.is_followed(module):
             self._collect("twins", step, lambda: self._write_if_any(self._twins.see(module, step)))
 
