@@ -30,7 +30,7 @@ _MIN_RATIO, _MAX_RATIO = 0.1, 10.0
 """Outside of these it is deliberate: rounding has no slope, and a gradient may be reversed on purpose."""
 _AGREES = 0.05
 """How closely steps of two lengths must agree: then the loss is smooth there, without jumps."""
-_MIN_EMPTY, _MIN_COURSE = 3, 0.2
+_MIN_EMPTY, _MIN_COURSE = 3, 0.15
 """So many steps without a gradient, the last of them after this share of the training: some parts join late."""
 
 
@@ -190,7 +190,7 @@ def _find_empty_steps(run: Run, looks: Sequence[Structure]) -> Finding | None:
         held = [p for look in looks for p in look.parameters if name in p.optimizers and p.requires_grad]
         if (
             len(measured) >= _MIN_EMPTY
-            and measured[-1].step >= _MIN_COURSE * own[-1].step
+            and max(measured[-1].step, _last_fresh(run, name)) >= _MIN_COURSE * own[-1].step
             and all(math.isnan(m.grad_norm or 0.0) and not m.update_norm for m in measured)
             and held
             and all(p.name is not None and not p.is_reached and not p.has_gradient for p in held)
@@ -198,6 +198,13 @@ def _find_empty_steps(run: Run, looks: Sequence[Structure]) -> Finding | None:
         ):
             return _empty_finding(name, measured, list({str(p.name): p for p in held}.values()))
     return None
+
+
+def _last_fresh(run: Run, optimizer: str) -> int:
+    """Return the last step that was written down in which an optimizer still had no state, as before its first use."""
+    steps = [call for call in run.calls(rank=first_rank(run)) if call.call == "step"]
+    own = [call for call in steps if call.detail_as(StepDetail).optimizer == optimizer]
+    return own[-1].step if own and own[-1].detail_as(StepDetail).is_fresh else -1
 
 
 def _steps_after_backward(run: Run, optimizer: str, looks: Sequence[Structure]) -> bool:
