@@ -31,6 +31,7 @@ ema-broken
 average-incomplete
 loss-broadcast
 loss-input-kind
+constant-softmax
 double-softmax
 zero-init symmetric-init
 dead-units
@@ -46,6 +47,7 @@ integer-wraparound
 batch-sizes-disagree
 constant-input
 single-class
+classes-in-order
 labels-misaligned
 label-leak
 padding-in-loss target-never-seen
@@ -88,6 +90,7 @@ loss-spike
 loader-workers-alike
 dataset-mutated
 duplicate-samples
+eval-input-scale
 running-stats-lost
 tiny-norm-batch
 stochastic-eval
@@ -110,10 +113,12 @@ dead-units: constant-input exploding-activations input-scale zero-init
 domain-error: accumulation-not-averaged cancellation clip-after-step double-step loss-scale-collapsed
     loss-sum-reduction loss-unbounded-below lr-too-high missing-zero-grad step-on-scaled-gradients
 duplicate-samples: loader-workers-alike
-eval-loss-rising: norm-statistics-nonfinite running-stats-frozen running-stats-lost stochastic-eval train-eval-gap
+eval-loss-rising: eval-input-scale norm-statistics-nonfinite running-stats-frozen running-stats-lost stochastic-eval
+    train-eval-gap
 exception: collective-mismatch domain-error loss-nonfinite loss-scale-overflow masked-softmax no-valid-targets
     nonfinite-input nonfinite-update norm-statistics-nonfinite overflow step-on-nonfinite-gradients
     step-on-scaled-gradients unused-parameter
+graph-cut: stale-optimizer-parameters
 gradient-underflow: consumed-overflow saturated-softmax
 gradients-not-reduced: unused-parameter
 hang: collective-mismatch
@@ -125,14 +130,15 @@ loss-nonfinite: accumulation-not-averaged cancellation clip-after-step domain-er
     no-valid-targets nonfinite-input nonfinite-update norm-statistics-nonfinite overflow step-on-nonfinite-gradients
     step-on-scaled-gradients
 loss-term-unreachable: graph-cut not-in-optimizer
-loss-spike: accumulation-not-averaged clip-after-step domain-error double-step input-scale loss-nonfinite
-    loss-scale-overflow loss-sum-reduction loss-unbounded-below lr-too-high masked-softmax missing-zero-grad
-    no-valid-targets nonfinite-input nonfinite-update norm-statistics-nonfinite overflow step-on-nonfinite-gradients
-    step-on-scaled-gradients
+loss-spike: accumulation-not-averaged classes-in-order clip-after-step domain-error double-step input-scale
+    loss-nonfinite loss-scale-overflow loss-sum-reduction loss-unbounded-below lr-too-high masked-softmax
+    missing-zero-grad no-valid-targets nonfinite-input nonfinite-update norm-statistics-nonfinite overflow
+    step-on-nonfinite-gradients step-on-scaled-gradients
 lr-too-high: accumulation-not-averaged clip-after-step double-step exploding-activations input-scale
     loss-sum-reduction loss-unbounded-below missing-zero-grad step-on-scaled-gradients
-lr-too-low: clip-before-unscale consumed-overflow dead-units gradient-underflow lr-too-high lr-zero missing-step
-    saturated-softmax scheduler-rate stepping-stopped update-below-ulp vanishing-gradients zero-grad-before-step
+lr-too-low: clip-before-unscale constant-softmax consumed-overflow dead-units gradient-underflow graph-cut
+    lr-too-high lr-zero missing-step saturated-softmax scheduler-rate stepping-stopped update-below-ulp
+    vanishing-gradients zero-grad-before-step
 nonfinite-update: accumulation-not-averaged cancellation clip-after-step double-step loss-scale-collapsed
     loss-sum-reduction loss-unbounded-below lr-too-high missing-zero-grad step-on-scaled-gradients
 norm-statistics-nonfinite: accumulation-not-averaged cancellation clip-after-step double-step loss-scale-collapsed
@@ -149,7 +155,8 @@ step-on-nonfinite-gradients: accumulation-not-averaged cancellation clip-after-s
     step-on-scaled-gradients
 stepping-stopped: domain-error loss-scale-overflow masked-softmax no-valid-targets nonfinite-input nonfinite-update
     norm-statistics-nonfinite overflow
-train-eval-gap: norm-statistics-nonfinite running-stats-frozen running-stats-lost stochastic-eval tiny-norm-batch
+train-eval-gap: eval-input-scale norm-statistics-nonfinite running-stats-frozen running-stats-lost stochastic-eval
+    tiny-norm-batch
 units-without-gradient: dead-units eval-mode-training graph-cut zero-init
 vanishing-gradients: constant-input dead-units symmetric-init zero-init
 """

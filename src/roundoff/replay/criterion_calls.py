@@ -10,14 +10,15 @@ import inspect
 import itertools
 from collections.abc import Sequence
 from typing import Any
+from weakref import ref
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from roundoff.kernels.compiled import widest_float
 from roundoff.record.source_lines import Sources
-from roundoff.replay.arguments import external_tensors_in
+from roundoff.replay.arguments import external_tensors_in, tensors_of
 from roundoff.replay.step_tape import ModelEntry, StepTape, flatten_entries
 from roundoff.replay.tape_recorder import is_loss_name
 from roundoff.runs import CriterionCall
@@ -58,12 +59,16 @@ class CriterionWatcher(FunctionMode):
         self._step = tape.step
         self._sources = sources
         self._ids = token_ids(tape)
+        self._of_models: dict[int, ref[Tensor]] = {}
+        """What was computed from parameters without gradients."""
         self._masks = [external.copy for external in tape.external if _is_mask(external.copy)]
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         """Make the call, and describe it if it computes a loss."""
         result = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")
+        if self.failure is None:
+            self._follow((args, kwargs), result)
         if len(self.found) < _MAX_CALLS and torch.is_grad_enabled() and self.failure is None:
             try:
                 given = _arguments(func, name, args, kwargs or {})
@@ -73,6 +78,16 @@ class CriterionWatcher(FunctionMode):
             except Exception as error:
                 self.failure = error  # ours: the step itself goes on
         return result
+
+    def _follow(self, given: Any, result: Any) -> None:
+        """Note a result without a gradient that a model computed, or that was computed from such a one."""
+        made = [x for x in tensors_of(result) if not x.requires_grad]
+        if made and any(isinstance(x, nn.Parameter) or self._is_of_model(x) for x in tensors_of(given)):
+            self._of_models.update((id(x), ref(x)) for x in made)
+
+    def _is_of_model(self, x: Tensor) -> bool:
+        known = self._of_models.get(id(x))
+        return x.requires_grad or (known is not None and known() is x)
 
     def _describe(self, name: str, given: dict[str, Any], result: Tensor) -> CriterionCall:
         scores, target = given["input"].detach(), given["target"].detach()
@@ -94,6 +109,7 @@ class CriterionWatcher(FunctionMode):
             made_by=maker_of(given["input"]),
             value=float(result.detach()) if result.numel() == 1 else None,
             num_targets=target.numel(),
+            is_bootstrapped=target.is_floating_point() and self._is_of_model(given["target"]),
             **values,
         )
 

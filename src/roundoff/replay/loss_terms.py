@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Container, Iterator
 from typing import Any, Literal
 from weakref import ref
@@ -24,6 +25,8 @@ _LINEAR = frozenset({
 """Nodes of the graph, as autograd names them, that pass on each addend as it is, times a number."""
 _PRODUCTS = frozenset({"Mul", "Div"})
 _MAX_TERMS = 32
+_MAX_NOTED = 2000
+"""Of the sums of a step, the last ones are kept: a loss is added up at its end."""
 _MAX_NODES = 20_000
 
 
@@ -39,7 +42,7 @@ class LossTermWatcher(FunctionMode):
         """Tensors without a gradient that were computed from what has one, or from parameters."""
         self._lines: dict[Any, int] = {}
         """The lines of single numbers, by their nodes."""
-        self._terms: list[tuple[Any, LossTerm]] = []
+        self._terms: deque[tuple[Any, LossTerm]] = deque(maxlen=_MAX_NOTED)
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         """Make the call, and note a sum."""
@@ -63,7 +66,7 @@ class LossTermWatcher(FunctionMode):
         parts = args[:2] if name in _ADDS else args[0] if name in _JOINS and args else ()
         for part in parts if isinstance(parts, (tuple, list)) else ():
             term = self._describe(part)
-            if term is not None and len(self._terms) < _MAX_TERMS:
+            if term is not None:
                 self._terms.append((result.grad_fn, term))
 
     def _describe(self, part: Any) -> LossTerm | None:
@@ -94,7 +97,7 @@ class LossTermWatcher(FunctionMode):
             others: the ids of those of models of which no optimizer holds any.
         """
         inside, ends = _addends(loss.grad_fn)
-        found = [term for node, term in self._terms if node in inside]
+        found = [term for node, term in self._terms if node in inside][-_MAX_TERMS:]
         reaching = {node: _reaches(node, held=held, others=others) for node in ends}
         if any(reaching.values()):
             found += [

@@ -96,6 +96,10 @@ class Training:
         known = self._known.get(id(x))
         return known is not None and known() is x
 
+    def trainable(self) -> tuple[bool, ...]:
+        """Return, for each known tensor that is alive, whether it requires a gradient."""
+        return tuple([x.requires_grad for known in self._known.values() if (x := known()) is not None])
+
     def tensors(self) -> list[Tensor]:
         """Return every parameter and buffer, once, in a fixed order."""
         found: dict[int, Tensor] = {}

@@ -244,6 +244,8 @@ class Watch(LoopFollower):
         """Models and optimizers that must not die before the next step; see `_end_attempt`."""
         self._model_entry: ModelEntry | None = None
         self._step_entry: StepEntry | None = None
+        self._stepping: tuple[Optimizer, StepDetail] | None = None
+        """The optimizer that steps, and its line, while it does."""
         self._backward_is_taped = False
         self._is_in_function = False
         """Whether the last step that was taped ran in a function of the script."""
@@ -424,7 +426,7 @@ class Watch(LoopFollower):
             self._move_to_own_folder()
         is_inside_transform = in_function_transform()  # then the models hold tensors that stand for others
         is_new = module is not None and not is_inside_transform and self._in_models(self._training.add_model, module)
-        if is_new:
+        if is_new or self._in_facts(self._facts.has_thawed, self.clock.step):
             self.leaves = None  # its loss may reach other ones
             self._begin_phase()
         if is_first:
@@ -931,7 +933,9 @@ class Watch(LoopFollower):
                 self._in_facts(self._facts.buffers_ready, self.clock.step, fully=self.is_fully_watched)
             return
         if not is_in_training(call.module):
-            self._in_facts(self._facts.evaluated, call.module, self.clock.step)
+            self._in_facts(self._facts.evaluated, call.module, self.clock.step, args)
+        if self.is_fully_watched and call.is_by_loop and not torch.is_grad_enabled():
+            self._facts.asked()
         if self._tape.is_paused:
             is_evaluation = not torch.is_grad_enabled() and call.is_by_loop and not is_in_training(call.module)
             self._choose_followed(is_evaluation=is_evaluation)
@@ -1009,7 +1013,8 @@ class Watch(LoopFollower):
         if self._backward_is_taped:
             self._in_replays(self._keep_gradients_of_start)
             self._try_tape(self._tape.backward, backward.roots, *backward.arguments, loss=loss)
-        if self.is_fully_watched and self.clock.microbatch == 0 and backward.accumulates:
+        is_first = self.clock.microbatch == 0 or self._uncleared.is_due
+        if self.is_fully_watched and is_first and backward.accumulates:
             self._in_facts(self._uncleared.backward_begins)
         self._in_journal(self._journal.call, "backward", backward.detail())
 
@@ -1081,6 +1086,8 @@ class Watch(LoopFollower):
             is_fresh=not optimizer.state,
         )
         self._journal.call("step", detail)
+        self._uncleared.step_begins()
+        self._stepping = (optimizer, detail)
 
     def _name_of(self, optimizer: Optimizer) -> str:
         """Return the name of an optimizer, nearly always that of the last one."""
@@ -1090,6 +1097,7 @@ class Watch(LoopFollower):
 
     def closure_began(self) -> None:
         """Note what the closure does as a part of the step."""
+        self._uncleared.closure_begins()
         if self._step_entry is not None:
             self._tape.closure_enter(self._step_entry)
             self._tape.release()
@@ -1099,6 +1107,11 @@ class Watch(LoopFollower):
         if self._step_entry is not None:
             self._tape.hold()
             self._tape.closure_leave()
+        if self.is_fully_watched and self._stepping is not None:
+            self._in_facts(self._see_carried_in_closure, *self._stepping)
+
+    def _see_carried_in_closure(self, optimizer: Optimizer, detail: StepDetail) -> None:
+        detail.num_carried_in_closure = self._uncleared.closure_ends(optimizer)
 
     def optimizer_ended(self, attempt: StepAttempt) -> None:
         """Look at the weights after the step."""
@@ -1106,7 +1119,7 @@ class Watch(LoopFollower):
             return
         if self._step_entry is not None and not self._step_entry.closures:
             self._in_replays(self._keep_gradients_of_start)  # a second optimizer uses the backward of the step before
-        self._step_entry = None
+        self._step_entry = self._stepping = None
         self._in_checks(self._detector.see_update)
         if self.is_fully_watched:
             self._in_facts(self._uncleared.note_used, attempt.optimizer)

@@ -75,3 +75,23 @@ def test_gradients_of_another_optimizer_do_not_count() -> None:
     carried.note_used(theirs)
     carried.backward_begins()
     assert (carried.num_in(mine), carried.num_in(theirs)) == (0, 2)
+
+
+def carried_between_evaluations(clearing: Callable[[torch.optim.Optimizer], object]) -> int:
+    optimizer = torch.optim.SGD(MODEL.parameters(), lr=0.1)
+    optimizer.zero_grad()
+    carried = UnclearedGradients()
+    carried.step_begins()
+    for _ in range(3):
+        carried.closure_begins()
+        clearing(optimizer)
+        carried.backward_begins()
+        MODEL(torch.ones(4, 3)).square().sum().backward()
+        num_carried = carried.closure_ends(optimizer)
+    return num_carried
+
+
+def test_counts_gradients_that_one_evaluation_of_a_closure_leaves_to_the_next() -> None:
+    assert carried_between_evaluations(lambda optimizer: None) == 2
+    assert carried_between_evaluations(lambda optimizer: optimizer.zero_grad()) == 0
+    assert carried_between_evaluations(lambda optimizer: optimizer.zero_grad(set_to_none=False)) == 0

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from roundoff.diagnose import needs
-from roundoff.diagnose.loop_facts import Epoch, first_inputs, sample_hashes, training_epochs
+from roundoff.diagnose.loop_facts import Epoch, first_inputs, sample_hashes, site_of, training_epochs
 from roundoff.diagnose.rule import Code, error, note, on_first_rank, rule, warning
 from roundoff.diagnose.wording import format_short
-from roundoff.runs import ArrayContent, Finding, Run, object_of
+from roundoff.runs import ArrayContent, BatchFacts, Finding, Run, TensorFacts, object_of
 from roundoff.words import join_names, plural
 
 _MANY_BATCHES = 20
@@ -203,9 +203,12 @@ def _alike_finding(epoch: Epoch, rounds: list[int], rank: int) -> Finding:
     ],
 )
 def duplicate_samples(run: Run) -> Finding | None:
-    """Find samples that occur several times within an epoch, although their sampler does not draw with replacement."""
+    """Find samples that occur several times within an epoch, although their sampler does not draw with replacement.
+
+    In pairs and triplets one item meets many others: there, nothing is wrong with its occurring again.
+    """
     for rank, place, seen in first_inputs(run):
-        if math.prod(seen[0][1].shape[1:]) < _MIN_SAMPLE_SIZE:
+        if math.prod(seen[0][1].shape[1:]) < _MIN_SAMPLE_SIZE or _are_compared(run, rank, place):
             continue
         for epoch in training_epochs(run, rank):
             if epoch.detail.replacement or epoch.detail.sampler == "DistributedSampler":
@@ -218,6 +221,24 @@ def duplicate_samples(run: Run) -> Finding | None:
             if is_much and not _is_oversampling(hashes):
                 return _duplicates_finding(run, epoch, place, hashes, again, rank)
     return None
+
+
+def _are_compared(run: Run, rank: int, place: str) -> bool:
+    """Say whether a loss is computed from several items of the same kind: by a model called on each, or on all."""
+    backwards = Counter(call.step for call in run.calls(rank=rank) if call.call == "backward")
+    batches = [batch for batch in run.inputs(rank=rank) if backwards[batch.step]]
+    first = batches[:_MANY_BATCHES]
+    return bool(first) and all(len(_alike(batch, place)) > backwards[batch.step] for batch in first)
+
+
+def _alike(batch: BatchFacts, place: str) -> list[TensorFacts]:
+    """Return the inputs of one model with the shape of the one at a place, numbers only: ids come with masks."""
+    shape = next((tensor.shape for tensor in batch.tensors if tensor.place == place), None)
+    return [
+        tensor
+        for tensor in batch.tensors
+        if tensor.shape == shape and "float" in tensor.dtype and site_of(tensor.place) == site_of(place)
+    ]
 
 
 def _drawn_samples(run: Run, rank: int, place: str, epoch: Epoch) -> list[int]:

@@ -30,9 +30,10 @@ _MIN_SHARE = 0.5
     Code(
         name="missing-zero-grad",
         means="Gradients are never cleared: each step uses the sum of all gradients so far.",
-        detected="When backward begins, parameters still have the gradient that the last step used, in at least half "
-        "of the steps.",
-        fix="Call `optimizer.zero_grad()` once per step.",
+        detected="When backward begins, parameters still have the gradient that the last step used, or that the last "
+        "evaluation of the closure computed (L-BFGS evaluates it several times in a step), in at least half of the "
+        "steps.",
+        fix="Call `optimizer.zero_grad()` once per step; with a closure, first thing inside it.",
         leads_to=(FaultEffect.BLOWS_UP,),
     ),
     Code(
@@ -50,15 +51,44 @@ _MIN_SHARE = 0.5
 @on_first_rank
 def wrongly_cleared_gradients(run: Run, rank: int) -> Finding | None:
     """Find gradients that several steps use again, and gradients that are cleared before the step that needs them."""
-    return _find_cleared_early(run, rank) or _find_never_cleared(run, rank) or _find_thrown_away(run, rank)
+    found = _find_cleared_early(run, rank) or _find_never_cleared(run, rank) or _find_carried_in_closure(run, rank)
+    return found or _find_thrown_away(run, rank)
 
 
-def _find_never_cleared(run: Run, rank: int) -> Finding | None:
+def _steps_by_optimizer(run: Run, rank: int) -> dict[object, list[Call]]:
     steps: dict[object, list[Call]] = defaultdict(list)
     for loop_step in loop_steps(run, rank):
         for call in loop_step.calls_of("step"):
             steps[call.detail_as(StepDetail).optimizer].append(call)
-    for optimizer, calls in steps.items():
+    return steps
+
+
+def _find_carried_in_closure(run: Run, rank: int) -> Finding | None:
+    for optimizer, calls in _steps_by_optimizer(run, rank).items():
+        found = [call for call in calls if call.detail_as(StepDetail).num_carried_in_closure]
+        looked_at = 1 + calls.index(found[-1]) if found else 0
+        if len(found) < _MIN_STEPS or len(found) < _MIN_SHARE * looked_at:
+            continue
+        num_carried = found[0].detail_as(StepDetail).num_carried_in_closure
+        return error(
+            rule="missing-zero-grad",
+            confidence=0.97,
+            step=found[0].step,
+            rank=rank,
+            phase="backward",
+            title="the closure does not clear the gradients",
+            why=f"{optimizer} evaluates its closure several times in a step; when it did so in step {found[0].step}, "
+            f"{plural(num_carried, 'parameter')} still had the gradient of the evaluation before, and the new one was "
+            f"added to it, so {optimizer} works with sums; this happened in {len(found)} of "
+            f"{plural(looked_at, 'observed step')}",
+            fix="call optimizer.zero_grad() inside the closure, before its backward",
+            evidence=({"steps": [call.step for call in found[:20]]},),
+        )
+    return None
+
+
+def _find_never_cleared(run: Run, rank: int) -> Finding | None:
+    for optimizer, calls in _steps_by_optimizer(run, rank).items():
         places = [place for place, call in enumerate(calls) if call.detail_as(StepDetail).num_carried]
         looked_at = min(len(calls) - 1, places[-1]) if places else 0
         if len(places) < _MIN_STEPS or len(places) < _MIN_SHARE * looked_at:

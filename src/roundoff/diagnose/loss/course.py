@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from roundoff.diagnose import needs
-from roundoff.diagnose.rule import Code, FaultEffect, error, on_first_rank, rule, warning
+from roundoff.diagnose.rule import Code, FaultEffect, error, note, on_first_rank, rule, warning
 from roundoff.diagnose.step_flow import Layer, finding_at, first_rank, forward_ops, layers_of, root_mean_square
 from roundoff.diagnose.wording import format_short
 from roundoff.runs import Finding, Run
@@ -27,6 +27,9 @@ _NUM_DEVIATIONS = 4.0
 _DEVIATION_OF_MAD = 1.48
 _DONE = 0.01
 """A loss below this cannot fall much further."""
+
+
+_REGRESSIONS = frozenset({"mse_loss", "smooth_l1_loss", "huber_loss", "MSELoss", "SmoothL1Loss", "HuberLoss"})
 
 
 @rule(
@@ -121,7 +124,8 @@ def shapes_of_the_loss(run: Run, rank: int) -> Finding | None:
     """Find a loss that ended far above where it started, clearly above, or not below; the most severe of the three.
 
     Losses of several optimizers alternate, and losses below 0 have no natural level: neither is judged. In
-    reinforcement learning the data changes with the policy, and only an explosion is wrong.
+    reinforcement learning the data changes with the policy, and only an explosion is wrong. Targets that a model
+    computes move with it: a loss that does not fall is worth a note.
     """
     metrics = run.metrics(rank=rank)
     losses = [(m.step, m.loss) for m in metrics if m.loss is not None and math.isfinite(m.loss)]
@@ -147,9 +151,10 @@ def shapes_of_the_loss(run: Run, rank: int) -> Finding | None:
         )
     if SIMULATORS & set(run.info.packages):
         return None
+    made = note if _has_moving_targets(run, rank) else warning
     if last > _RISEN * start and last > start + noise and median(values[len(values) // 2 :]) > _RISEN * start:
         step = next(step for step, loss in losses if loss > _RISEN * start)
-        return warning(
+        return made(
             rule="loss-rising",
             confidence=0.7,
             step=step,
@@ -160,7 +165,7 @@ def shapes_of_the_loss(run: Run, rank: int) -> Finding | None:
             fix="lower the learning rate; check the sign of the loss and of the update",
         )
     if len(values) >= _MIN_FLAT_STEPS and _is_flat(values):
-        return warning(
+        return made(
             rule="loss-flat",
             confidence=0.7,
             step=losses[-1][0],
@@ -171,6 +176,14 @@ def shapes_of_the_loss(run: Run, rank: int) -> Finding | None:
             fix="try to overfit one batch; if that works, check the data and the labels, otherwise the learning rate",
         )
     return None
+
+
+def _has_moving_targets(run: Run, rank: int) -> bool:
+    """Say whether a model computes the targets of a regression in most steps, without gradients, as in Q-learning."""
+    if any(call.is_bootstrapped for call in run.criteria(rank=rank)):
+        return True
+    batches = [batch for batch in run.inputs(rank=rank)[:_NUM_COMPARED] if batch.criterion in _REGRESSIONS]
+    return sum(batch.num_asked > 0 for batch in batches) * 2 > max(len(batches), 1)
 
 
 def _is_flat(values: Sequence[float]) -> bool:

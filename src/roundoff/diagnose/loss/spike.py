@@ -201,6 +201,7 @@ def _has_one_bad_sample(probe: SpikeProbe, loss: float, usual: float) -> bool:
         fix="For a batch: inspect its samples. For a state: lower the learning rate, clip gradients, or go back to an "
         "earlier checkpoint.",
         follows_from=(
+            "classes-in-order",
             FaultEffect.BLOWS_UP,
             FaultEffect.NONFINITE,
             "step-on-nonfinite-gradients",

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from roundoff.diagnose import needs
-from roundoff.diagnose.parameter_histories import first_histories
-from roundoff.diagnose.rule import Code, error, rule
+from roundoff.diagnose.parameter_histories import parameter_histories
+from roundoff.diagnose.rule import Code, FaultEffect, error, rule
 from roundoff.diagnose.step_flow import first_rank, forward_ops
 from roundoff.diagnose.wording import format_short
-from roundoff.runs import DirectionProbe, Finding, ParameterFacts, Run, SlopeOfParameter, Structure, object_of
+from roundoff.runs import (
+    DirectionProbe,
+    Finding,
+    Metrics,
+    ParameterFacts,
+    Run,
+    SlopeOfParameter,
+    StepDetail,
+    Structure,
+    ZeroGradDetail,
+    object_of,
+)
 from roundoff.runs.records.event import StepOp
 from roundoff.words import join_names, plural
 
@@ -18,6 +30,8 @@ _MIN_RATIO, _MAX_RATIO = 0.1, 10.0
 """Outside of these it is deliberate: rounding has no slope, and a gradient may be reversed on purpose."""
 _AGREES = 0.05
 """How closely steps of two lengths must agree: then the loss is smooth there, without jumps."""
+_MIN_EMPTY, _MIN_COURSE = 3, 0.15
+"""So many steps without a gradient, the last of them after this share of the training: some parts join late."""
 
 
 @rule(
@@ -96,9 +110,11 @@ def _place_after(sites: set[str], ops: list[StepOp]) -> StepOp | None:
 @rule(
     Code(
         name="graph-cut",
-        means="The autograd graph ends between the loss and some parameters: a `detach`, a `.data`, a `no_grad` or a "
-        "conversion to numpy. These parameters never get a gradient.",
+        means="The autograd graph ends between the loss and some parameters: a `detach`, a `.data`, a `no_grad`, a "
+        "conversion to numpy, or a new `torch.tensor` of what was computed. These parameters never get a gradient.",
         fix="Remove the cut, or move it before the part that should learn.",
+        leads_to=(FaultEffect.STOPS_LEARNING,),
+        follows_from=("stale-optimizer-parameters",),
     ),
     order=220,
     checks="gradients that stop before they reach a parameter",
@@ -108,10 +124,10 @@ def cut_graphs(run: Run) -> Finding | None:
     """Find where the graph is cut: everything before it runs and is in an optimizer, and never has a gradient.
 
     A part whose output no loss depends on (an unused pooler) is not a cut: there, nothing after it learns, while parts
-    before it do.
+    before it do. An optimizer that steps and never has a gradient is one, wherever the graph was cut.
     """
     looks = run.structures(rank=first_rank(run))
-    found = _find_first_cut(run, looks)
+    found = _find_first_cut(run, looks) or _find_empty_steps(run, looks)
     return found or next((cut for look in looks[1:] if (cut := _find_later_cut(looks[0], look)) is not None), None)
 
 
@@ -120,7 +136,7 @@ def _find_first_cut(run: Run, looks: Sequence[Structure]) -> Finding | None:
     ops = forward_ops(run)
     if not looks or not ops:
         return None
-    histories = first_histories(run)
+    histories = parameter_histories(run, first_rank(run))
     missing = {name for name, history in histories.items() if history.is_always_missing}
     without = [p for p in looks[0].parameters if p.name in missing and p.requires_grad and not p.is_reached]
     reached = {p.site for p in looks[0].parameters if p.is_reached}
@@ -162,6 +178,65 @@ def _find_later_cut(first: Structure, look: Structure) -> Finding | None:
         fix="look for a detach, .data, no_grad, .item() or a conversion to numpy after this layer; if it is intended, "
         "leave those parameters out of the optimizer",
         evidence=({"without_gradient": list(names)},),
+    )
+
+
+def _find_empty_steps(run: Run, looks: Sequence[Structure]) -> Finding | None:
+    """Find an optimizer none of whose parameters had a gradient in any step that was measured, after a backward."""
+    metrics = run.metrics(rank=first_rank(run))
+    for name in dict.fromkeys(metric.optimizer for metric in metrics if metric.optimizer is not None):
+        own = [metric for metric in metrics if metric.optimizer == name]
+        measured = [metric for metric in own if metric.grad_norm is not None]
+        held = [p for look in looks for p in look.parameters if name in p.optimizers and p.requires_grad]
+        if (
+            len(measured) >= _MIN_EMPTY
+            and max(measured[-1].step, _last_fresh(run, name)) >= _MIN_COURSE * own[-1].step
+            and all(math.isnan(m.grad_norm or 0.0) and not m.update_norm for m in measured)
+            and held
+            and all(p.name is not None and not p.is_reached and not p.has_gradient for p in held)
+            and _steps_after_backward(run, name, looks)
+        ):
+            return _empty_finding(name, measured, list({str(p.name): p for p in held}.values()))
+    return None
+
+
+def _last_fresh(run: Run, optimizer: str) -> int:
+    """Return the last step that was written down in which an optimizer still had no state, as before its first use."""
+    steps = [call for call in run.calls(rank=first_rank(run)) if call.call == "step"]
+    own = [call for call in steps if call.detail_as(StepDetail).optimizer == optimizer]
+    return own[-1].step if own and own[-1].detail_as(StepDetail).is_fresh else -1
+
+
+def _steps_after_backward(run: Run, optimizer: str, looks: Sequence[Structure]) -> bool:
+    """Say whether each step of an optimizer comes after a backward whose gradients were not cleared before it."""
+    others = {one.name for look in looks for one in look.optimizers} - {optimizer}
+    has_run = False
+    for call in run.calls(rank=first_rank(run)):
+        if call.call == "backward":
+            has_run = True
+        elif call.call == "zero_grad" and call.detail_as(ZeroGradDetail).of not in others:
+            has_run = False
+        elif call.call == "step" and call.detail_as(StepDetail).optimizer == optimizer and not has_run:
+            return False
+    return True
+
+
+def _empty_finding(optimizer: str, measured: Sequence[Metrics], held: Sequence[ParameterFacts]) -> Finding:
+    names = [str(p.name) for p in held]
+    return error(
+        rule="graph-cut",
+        confidence=0.95,
+        step=measured[0].step,
+        phase="backward",
+        site=held[0].site,
+        parameter=names[0],
+        title=f"{optimizer} steps without any gradient",
+        why=f"in none of its {len(measured)} measured steps did one of its {plural(len(names), 'parameter')} "
+        f"({join_names(names)}) have a gradient, although backward ran just before: what they computed has left the "
+        "graph on its way to that loss, so the weights have not changed",
+        fix="compute the loss for this optimizer from outputs that still have their graph: without detach, .data, "
+        ".item(), .numpy(), torch.tensor() or no_grad in between; a detached copy is for the loss of another model",
+        evidence=({"optimizer": optimizer, "without_gradient": list(names), "steps": len(measured)},),
     )
 
 

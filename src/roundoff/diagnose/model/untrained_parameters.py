@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from roundoff.diagnose import needs
 from roundoff.diagnose.parameter_histories import first_histories
 from roundoff.diagnose.rule import Code, rule
+from roundoff.diagnose.step_flow import first_rank
 from roundoff.runs import Finding, JsonValue, ParameterFacts, Run, Severity, Structure
 from roundoff.words import is_or_are, join_names, plural
 
@@ -32,7 +33,8 @@ from roundoff.words import is_or_are, join_names, plural
         name="not-in-optimizer",
         means="Parameters receive gradients in every backward but are in no optimizer, so they keep their initial "
         "values.",
-        detected="Parameters with gradients are compared with the parameter groups of all optimizers.",
+        detected="Parameters with gradients are compared with the parameter groups of all optimizers; after parameters "
+        "were unfrozen, with those of the optimizers that still step.",
         fix="Give the optimizer `model.parameters()`, or freeze these parameters explicitly.",
     ),
     Code(
@@ -51,7 +53,7 @@ def uncovered_parameters(run: Run) -> list[Finding | None]:
     if not looks or not looks[-1].optimizers:
         return []
     left_out = next((found for look in looks if (found := _find_left_out(look, looks)) is not None), None)
-    return [left_out or _find_replaced_later(looks), _find_frozen(run, looks[0])]
+    return [_find_unfrozen(run, looks) or left_out or _find_replaced_later(looks), _find_frozen(run, looks[0])]
 
 
 def _find_left_out(look: Structure, looks: Sequence[Structure]) -> Finding | None:
@@ -84,6 +86,25 @@ def _find_replaced_later(looks: Sequence[Structure]) -> Finding | None:
         left = [p for p in left if not p.optimizers and "<" not in str(p.name)]
         if new and left:
             return _stale_finding(look, left, new)
+    return None
+
+
+def _find_unfrozen(run: Run, looks: Sequence[Structure]) -> Finding | None:
+    """Find parameters that were frozen, and require gradients again when only optimizers of the past held them."""
+    last_step = {metric.optimizer: metric.step for metric in run.metrics(rank=first_rank(run))}
+    for number, look in enumerate(looks):
+        frozen = {p.name for before in looks[:number] for p in before.parameters if not p.requires_grad}
+        held = {p.name for later in looks[number:] for p in later.parameters if p.optimizers}
+        held |= {
+            p.name
+            for before in looks[:number]
+            for p in before.parameters
+            if any(last_step.get(name, -1) >= look.step for name in p.optimizers)
+        }
+        thawed = [p for p in look.parameters if p.name in frozen and p.name not in held and p.name is not None]
+        thawed = [p for p in thawed if p.requires_grad and p.is_reached]
+        if thawed and not _have_masters(look, thawed) and not _is_bystander(look, thawed):
+            return _unfrozen_finding(look, thawed)
     return None
 
 
@@ -150,6 +171,25 @@ def _left_out_finding(look: Structure, left_out: Sequence[ParameterFacts]) -> Fi
         f"{len(names) + num_trained} parameters that require gradients {is_or_are(len(names))} in no optimizer and "
         f"{'keeps its' if len(names) == 1 else 'keep their'} initial values",
         fix="give the optimizer model.parameters(), or freeze explicitly: parameter.requires_grad_(False)",
+        evidence=({"left_out": [*names]},),
+    )
+
+
+def _unfrozen_finding(look: Structure, thawed: Sequence[ParameterFacts]) -> Finding:
+    names = [str(p.name) for p in thawed]
+    stepping = list(dict.fromkeys(name for p in look.parameters for name in p.optimizers))
+    return _finding(
+        "not-in-optimizer",
+        look,
+        thawed,
+        confidence=0.95,
+        title=f"{join_names(names)} {'was' if len(names) == 1 else 'were'} unfrozen, but {is_or_are(len(names))} in no "
+        "optimizer",
+        why=f"requires_grad was False and is True since step {look.step} at the latest, and gradients reach "
+        f"{'it' if len(names) == 1 else 'them'}; the optimizer that steps now ({join_names(stepping)}) was built "
+        f"without {'it' if len(names) == 1 else 'them'}, so nothing changes",
+        fix="after unfreezing, add the parameters: optimizer.add_param_group({'params': body.parameters()}); or build "
+        "a new optimizer",
         evidence=({"left_out": [*names]},),
     )
 

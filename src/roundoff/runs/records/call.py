@@ -71,6 +71,8 @@ class StepDetail:
     """How many parameters still had the gradient that the step before had used."""
     is_fresh: bool = optional_field(False)
     """Whether the optimizer had no state yet."""
+    num_carried_in_closure: int = optional_field(0)
+    """How many parameters still had the gradient of one evaluation of the closure when the next one added its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

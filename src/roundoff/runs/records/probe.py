@@ -184,6 +184,21 @@ class AverageTwinProbe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EvalInputProbe:
+    """What a trained model was given in eval mode, without gradients."""
+
+    step: int
+    probe: Literal["eval-input"] = "eval-input"
+    place: str
+    """Where it went, as for the batches of the training: `<model>[0]`."""
+    shape: tuple[int, ...]
+    mean: float
+    std: float
+    min: float
+    max: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoopArgument:
     """An argument of a function that the loop called."""
 
@@ -330,7 +345,7 @@ class WhatIfProbe:
 Probe: TypeAlias = (
     EvalModeProbe | HalfBatchProbe | OverfitProbe | BatchMixingProbe | AxesProbe | TokenFlowProbe | DirectionProbe
     | AveragesProbe | AverageTwinProbe | LoopValueProbe | LossTermsProbe | GradientRowsProbe | WideProbe | SpikeProbe
-    | WhatIfProbe
+    | WhatIfProbe | EvalInputProbe
 )  # fmt: skip
 P = TypeVar("P", bound=Probe)
 
@@ -350,6 +365,7 @@ PROBE_TYPES: Mapping[str, type[Probe]] = {
     "wide": WideProbe,
     "spike": SpikeProbe,
     "what-if": WhatIfProbe,
+    "eval-input": EvalInputProbe,
 }
 
 

@@ -50,6 +50,8 @@ class BatchFacts:
     """Whether each row of the criterion's first argument adds up to 1; None if it has none."""
     num_classes: int | None = None
     """The size of the criterion's class dimension."""
+    num_asked: int = 0
+    """How often the loop called a model without gradients since the step before, in steps watched in full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +92,8 @@ class CriterionCall:
     """The id that rows of targets end with, in runs of different length, and that is nowhere else in them."""
     padding_share: float = 0.0
     """Its share of the targets that count."""
+    is_bootstrapped: bool = False
+    """Whether a model computed the targets in this step, without gradients, as in Q-learning and distillation."""
     never_target: int | None = None
     """The id that most rows of a language model end with, as its mask says, if it is no target anywhere."""
 

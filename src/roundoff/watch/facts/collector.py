@@ -22,6 +22,7 @@ from roundoff.replay.step_tape import StepTape
 from roundoff.runs import BatchFacts, Failure, HashColumns, Probe, RunWriter
 from roundoff.watch.budget import TimeBudget
 from roundoff.watch.facts.average_twins import AverageTwins
+from roundoff.watch.facts.eval_inputs import EvalInputs
 from roundoff.watch.facts.gradient_rows import GradientRows
 from roundoff.watch.facts.step_batch import BatchSamples, batch_facts_of, criterion_input_facts
 from roundoff.watch.facts.structure import OptimizerNames, start_values, structure_of
@@ -38,6 +39,10 @@ _DENSE_STEPS = 1000
 _MAX_TARGETS = 16
 _SECOND_LOOK = 10
 """The step after which the structure is described again: what has not changed by then does not learn."""
+
+
+_STEPS_BETWEEN_FREEZES, _MAX_FREEZES = 10, 8
+"""So often is it checked which tensors are frozen; so many changes have the structure described again."""
 
 
 class FactCollector:
@@ -66,15 +71,20 @@ class FactCollector:
         self._averages = WeightAverages(training, sites)
         self._rows = GradientRows(sites)
         self._twins = AverageTwins(training)
+        self._eval_inputs = EvalInputs(training, sites)
         self._starts: dict[int, tuple[float, float, float]] = {}
         self._resumed: set[int] = set()
         self._has_structure = False
+        self._trainable: tuple[bool, ...] | None = None
+        self._freezes_checked = -_STEPS_BETWEEN_FREEZES
+        self._num_thawed = 0
         self._described: IdentityDict[object, int] = IdentityDict()
         """Models, and optimizers with their numbers of groups, that have been described."""
         self._criterion_input: dict[str, Any] = {}
         self.optimizer_name = OptimizerNames().of
         self._stepped: WeakSet[Optimizer] = WeakSet()
         self._targets: list[Tensor] = []
+        self._num_asked = 0
         self._failed: set[str] = set()
 
     def begin(self) -> None:
@@ -82,6 +92,18 @@ class FactCollector:
         note_environment(self._writer)
         self._starts = start_values(self._training.tensors())
         self._resumed = {id(optimizer) for optimizer in self._training.optimizers if optimizer.state}
+
+    def has_thawed(self, step: int) -> bool:
+        """Say whether other tensors require gradients than when it was checked before; then look at all again."""
+        if step - self._freezes_checked < _STEPS_BETWEEN_FREEZES or self._num_thawed >= _MAX_FREEZES:
+            return False
+        self._freezes_checked = step
+        before, self._trainable = self._trainable, self._training.trainable()
+        if before in (None, self._trainable):
+            return False
+        self._num_thawed += 1
+        self._has_structure = False
+        return True
 
     def see_criterion(self, args: tuple[Any, ...]) -> None:
         """Look at the arguments of a loss function."""
@@ -101,10 +123,17 @@ class FactCollector:
             gradients = ((name, x.grad) for name, x in self._parameters())
             self._collect("hashes", step, lambda: self._hashes.write(step, kind, gradients))
 
-    def evaluated(self, module: nn.Module, step: int) -> None:
-        """Look at a model that the loop evaluates, if it is a copy of one that is trained."""
+    def evaluated(self, module: nn.Module, step: int, args: tuple[Any, ...]) -> None:
+        """Look at a model that the loop evaluates, if it is trained or a copy of one that is."""
+        if self._eval_inputs.wants(module, args):
+            look = self._eval_inputs.see(module, args[0], step)
+            self._collect("eval-inputs", step, lambda: self._read("eval-inputs", step, look, self._write_if_any))
         if self._twins.is_followed(module):
             self._collect("twins", step, lambda: self._write_if_any(self._twins.see(module, step)))
+
+    def asked(self) -> None:
+        """Count a call of a model by the loop without gradients."""
+        self._num_asked += 1
 
     def buffers_ready(self, step: int, *, fully: bool) -> None:
         """Hash the buffers as a forward begins, when they have just been synchronized between ranks."""
@@ -129,7 +158,7 @@ class FactCollector:
         if tape.entries:
             self._collect("batch", step, lambda: self._see_batch(tape, fully=fully))
             self._collect("samples", step, lambda: self._samples.see(tape, targets=self._targets))
-        self._targets = []
+        self._targets, self._num_asked = [], 0
         self._collect("averages", step, lambda: self._see_averages(step))
         if self._writer.info.ranks == 1:
             self._collect("twins", step, lambda: self._twins.step_ended(step))
@@ -191,11 +220,11 @@ class FactCollector:
             is_kept(tape.step, dense=_DENSE_STEPS) and self._budget.has_room("batch", part=_BATCH_PART)
         ):
             return
-        began = time.perf_counter()
+        began, num_asked = time.perf_counter(), self._num_asked
 
         def write(found: tuple[BatchFacts, HashColumns | None]) -> None:
             facts, samples = found
-            self._writer.write(facts)
+            self._writer.write(replace(facts, num_asked=num_asked))
             if samples is not None:
                 self._writer.write_hashes(samples)
 

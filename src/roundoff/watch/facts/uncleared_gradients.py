@@ -14,7 +14,7 @@ from roundoff.torch_private import foreach_norm
 
 
 class UnclearedGradients:
-    """Counts the parameters whose gradient still holds what an earlier step of their optimizer has used.
+    """Counts the parameters whose gradient still holds what their optimizer has used: an earlier step, or evaluation.
 
     A gradient that was set to None, zeroed, or edited since in any way does not count.
     """
@@ -22,6 +22,28 @@ class UnclearedGradients:
     def __init__(self) -> None:
         self._used: list[tuple[ref[Tensor], ref[Tensor], int]] = []
         self._carried: dict[int, ref[Tensor]] = {}
+        self._num_evaluations = 0
+        self._num_in_closure = 0
+        self.is_due = False
+        """Whether the next backward is the first one of an evaluation of the closure."""
+
+    def step_begins(self) -> None:
+        """Count the evaluations of a closure anew."""
+        self._num_evaluations = self._num_in_closure = 0
+        self.is_due = False
+
+    def closure_begins(self) -> None:
+        """Expect the first backward of an evaluation."""
+        self.is_due = True
+
+    def closure_ends(self, optimizer: Optimizer) -> int:
+        """Return how many gradients of the evaluation still hold those of the one before, the most of this step."""
+        if self._num_evaluations:
+            self._num_in_closure = max(self._num_in_closure, self.num_in(optimizer))
+        self._num_evaluations += 1
+        self.is_due = False
+        self.note_used(optimizer)
+        return self._num_in_closure
 
     def note_used(self, optimizer: Optimizer) -> None:
         """Remember the gradients that an optimizer has just stepped on, as they are now."""
@@ -33,6 +55,7 @@ class UnclearedGradients:
 
     def backward_begins(self) -> None:
         """Find those that are unchanged now that a step begins to add to them; one transfer from their device."""
+        self.is_due = False
         kept: list[tuple[int, Tensor]] = []
         for parameter, gradient, version in self._used:
             p, grad = parameter(), gradient()
