@@ -196,7 +196,7 @@ HEALTHY = [
     {
         "kind": kind,
         "trainer_dtype": trainer,
-        "settings": EngineSettings(dtype=engine),
+        "settings": EngineSettings(dtype=dtype),
         "num_new": length,
         "detail": detail,
     }
@@ -213,7 +213,7 @@ HEALTHY = [
         ("lora", BF16, BF16, 28, "top"),
     ]
 ]
-"""Formats, lengths and what the tables hold; a mixture of experts in a narrow format flips experts, which is a cause."""
+"""Formats, lengths and contents of the tables; experts in a narrow format flip, which is a cause."""
 
 
 @pytest.mark.parametrize("seed", [0, 1])

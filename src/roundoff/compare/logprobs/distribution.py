@@ -154,6 +154,15 @@ def count_earlier(pairs: PairedTokens, rows: Array, ids: Array) -> tuple[Array, 
     return counts, chosen
 
 
+def occurred_before(pairs: PairedTokens) -> Array:
+    """Say which tokens occurred before in their sample."""
+    order = np.lexsort((pairs.reference.tokens, pairs.reference.samples))
+    samples, tokens = pairs.reference.samples[order], pairs.reference.tokens[order]
+    found = np.zeros(len(pairs), dtype=bool)
+    found[order[1:]] = (samples[1:] == samples[:-1]) & (tokens[1:] == tokens[:-1])
+    return found
+
+
 def fit(error: Callable[[float], float], low: float, high: float, *, num: int = 25, rounds: int = 4) -> float:
     """Return where a function of one number is smallest, by ever finer grids."""
     for _ in range(rounds):

@@ -28,7 +28,7 @@ from roundoff.compare.logprobs.logprob_table import (
 )
 from roundoff.errors import CompareError, first_line
 from roundoff.files import open_reading
-from roundoff.runs.files.columns import Interned, Rows, Values
+from roundoff.runs.files.columns import Interned, Rows, Values, concat_values
 from roundoff.runs.files.parquet import ParquetFile, UnsupportedFile
 from roundoff.words import size_text
 
@@ -108,8 +108,10 @@ def _from_rows(rows: Rows) -> dict[str, Any]:
     for name, values in rows.columns.items():
         column = known_column(name)
         assert column is not None
+        if column != "logprob" and values.is_null.any():
+            raise ValueError(f"column '{name}' lacks values")
         if isinstance(values, Interned):
-            found[column] = (values.codes, list(values.values)) if column == "sample" else values.to_list()
+            found[column] = values if column == "sample" else values.to_list()
         elif column in WIDE:
             wide.setdefault(column, []).append((int(name.rpartition(".")[2]), values.array))
         else:
@@ -306,14 +308,12 @@ def _concat(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _concat_samples(samples: Sequence[Any]) -> Any:
-    if not all(isinstance(part, tuple) for part in samples):
-        texts = [np.array(part[1])[part[0]] if isinstance(part, tuple) else np.asarray(part) for part in samples]
-        if any(part.dtype.kind not in "iu" for part in texts):
-            texts = [part.astype(str) for part in texts]
-        return np.concatenate(texts)
-    known: dict[str, int] = {}
-    codes = [np.array([known.setdefault(name, len(known)) for name in names] or [0])[part] for part, names in samples]
-    return np.concatenate(codes), list(known)
+    if all(isinstance(part, Interned) for part in samples):
+        return concat_values(samples)
+    plain = [np.array(part.to_list()) if isinstance(part, Interned) else np.asarray(part) for part in samples]
+    if any(part.dtype.kind not in "iu" for part in plain):
+        plain = [part.astype(str) for part in plain]
+    return np.concatenate(plain)
 
 
 def facts_from(value: Any) -> EngineFacts:

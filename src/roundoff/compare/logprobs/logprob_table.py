@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from roundoff.errors import CompareError
+from roundoff.runs.files.columns import Interned
 from roundoff.words import is_or_are, join_words, plural
 
 Array = npt.NDArray[Any]
@@ -66,7 +67,7 @@ class LogprobTable:
 
     name: str
     samples: Array
-    """int64 numbers; with `sample_names` places in it."""
+    """Integers; with `sample_names` places in it."""
     sample_names: Sequence[str] | None
     positions: Array
     tokens: Array
@@ -165,9 +166,10 @@ def _check_lengths(name: str, columns: Mapping[str, Any]) -> None:
             f"'{name}' has {num_rows} tokens.", why=f"at most {MAX_TOKENS} are read.", fix="compare a part of it."
         )
     for column, values in columns.items():
-        if len(values) != num_rows:
+        num_values = len(values.codes) if isinstance(values, Interned) else len(values)
+        if num_values != num_rows:
             raise CompareError.explain(
-                f"Column '{column}' of '{name}' has {plural(len(values), 'row')}, but there are {num_rows} tokens."
+                f"Column '{column}' of '{name}' has {plural(num_values, 'row')}, but there are {num_rows} tokens."
             )
 
 
@@ -193,11 +195,11 @@ def _to_table(name: str, columns: Mapping[str, Any], facts: EngineFacts) -> Logp
 
 
 def _sample_codes(values: Any) -> tuple[Array, Sequence[str] | None]:
-    if isinstance(values, tuple):  # codes and names, as Parquet keeps texts
-        return np.asarray(values[0], dtype=np.int64), values[1]
+    if isinstance(values, Interned):
+        return values.codes, values.values
     array = np.asarray(values)
     if array.dtype.kind in "iu":
-        return array.astype(np.int64, copy=False), None
+        return array, None
     names, codes = np.unique(array.astype(str), return_inverse=True)
     return codes.astype(np.int64), names.tolist()
 

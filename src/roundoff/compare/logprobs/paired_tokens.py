@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +18,7 @@ LOW_RATIO, HIGH_RATIO = 0.8, 1.2
 """Ratios beyond these are clipped by most trainings."""
 _MAX_SUBSET = 1 << 18
 _NUM_BLOCKS = 64
+_CHUNK = 1 << 15
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,10 @@ def _keys(reference: LogprobTable, candidate: LogprobTable) -> tuple[Array, Arra
     elif min(first.min(), second.min()) < 0 or max(first.max(), second.max()) >= 2**31:
         codes = np.unique(np.concatenate([first, second]), return_inverse=True)[1]
         first, second = codes[: len(first)], codes[len(first) :]
-    return first << 32 | reference.positions.astype(np.int64), second << 32 | candidate.positions.astype(np.int64)
+    keys = [codes.astype(np.int64) << 32 for codes in (first, second)]
+    for key, table in zip(keys, (reference, candidate), strict=True):
+        key |= table.positions
+    return keys[0], keys[1]
 
 
 def _by_name(table: LogprobTable, known: dict[str, int]) -> Array:
@@ -152,20 +157,27 @@ class RatioStatistics:
 
 def measure_ratios(difference: Array) -> RatioStatistics:
     """Measure finite differences, candidate less reference."""
-    log_ratio = np.clip(-difference, -80.0, 80.0)
-    ratio = np.exp(log_ratio)
-    sizes = np.abs(difference)
-    outside = (log_ratio < np.log(LOW_RATIO)) | (log_ratio > np.log(HIGH_RATIO))
+    sums, largest = np.zeros(7), 0.0
+    for begin in range(0, len(difference), _CHUNK):  # which stay in the cache
+        part = difference[begin : begin + _CHUNK]
+        log_ratio = np.clip(-part, -80.0, 80.0)
+        ratio, sizes = np.exp(log_ratio), np.abs(part)
+        outside = (log_ratio < np.log(LOW_RATIO)) | (log_ratio > np.log(HIGH_RATIO))
+        k3 = (ratio - 1 - log_ratio).sum()
+        squares = np.dot(part, part), np.dot(ratio, ratio)
+        sums += [squares[0], sizes.sum(), -log_ratio.sum(), k3, ratio.sum(), outside.sum(), squares[1]]
+        largest = max(largest, float(sizes.max()))
+    square, size, k1, k3, ratio_mean, share, ratio_square = (sums / len(difference)).tolist()
     return RatioStatistics(
         num_tokens=len(difference),
-        rms=rms(difference),
-        mean_abs=float(sizes.mean()),
-        max_abs=float(sizes.max()),
-        k1=float(-log_ratio.mean()),
-        k3=float((ratio - 1 - log_ratio).mean()),
-        mean_ratio=float(ratio.mean()),
-        share_outside=float(outside.mean()),
-        ess=float(ratio.sum() ** 2 / (len(ratio) * np.dot(ratio, ratio))),
+        rms=math.sqrt(square),
+        mean_abs=size,
+        max_abs=largest,
+        k1=k1,
+        k3=k3,
+        mean_ratio=ratio_mean,
+        share_outside=share,
+        ess=ratio_mean**2 / ratio_square,
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from roundoff.compare.logprobs.distribution import MAX_ROWS, Distribution, count_earlier, fit
+from roundoff.compare.logprobs.distribution import MAX_ROWS, Distribution, count_earlier, fit, occurred_before
 from roundoff.compare.logprobs.explanation import HALF, MATTERS, Cause, Explanation, nats
 from roundoff.compare.logprobs.format_noise import is_bfloat16
 from roundoff.compare.logprobs.logprob_table import Array, LogprobTable
@@ -154,8 +154,7 @@ def seen_in_tokens(pairs: PairedTokens) -> list[Explanation]:
 
 def _repeated(pairs: PairedTokens, rows: Array, difference: Array, before: float) -> Explanation | None:
     """Look for differences that depend on whether a token occurred before."""
-    chosen = count_earlier(pairs, rows, np.zeros((len(rows), 1), dtype=np.int64))[1]
-    is_again = chosen > 0
+    is_again = occurred_before(pairs)[rows]
     if min(is_again.sum(), (~is_again).sum()) < _MIN_TOKENS:
         return None
     again, new = (float(np.mean(difference[part])) for part in (is_again, ~is_again))

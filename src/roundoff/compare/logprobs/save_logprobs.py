@@ -198,7 +198,8 @@ def _parquet_bytes(columns: Mapping[str, Array]) -> bytes:
             names, codes = np.unique(array, return_inverse=True)
             types[name], values[name] = "string", Interned(codes=codes.astype(np.int32), values=names.tolist())
         elif array.dtype.kind in "iub":
-            types[name] = "int64" if name in ("sample", "version") else "int32"
+            fits = not len(array) or (array.min() >= -(2**31) and array.max() < 2**31)
+            types[name] = "int32" if fits else "int64"
             values[name] = Values(array=array.astype(types[name]))
         else:
             types[name] = "float64" if array.dtype == np.float64 else "float32"

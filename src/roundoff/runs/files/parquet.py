@@ -305,7 +305,7 @@ def _decode(
         array = encodings.unpack_differences(data, num).astype(stored)
     else:
         raise UnsupportedFile(f"column '{column.name}' is encoded in another way")
-    return Values(array=array.astype(column.dtype))
+    return Values(array=array.astype(column.dtype, copy=not array.flags.writeable))
 
 
 def _field(fields: Any, number: int, kind: type[T]) -> T:
