@@ -39,7 +39,7 @@ def test_each_gate_has_a_line_and_the_exit_code_tells(suffix: str):
     assert result.output.splitlines() == [
         "2 of 3 gates failed.",
         "  mean-loss: failed, +5 % (limit 2 %)",
-        "  matched-step: failed, +0.0961 at step 0 (limit 0.01)",
+        "  matched-step: failed, +0.098 at step 0 (limit 0.01)",
         "  grad-norm: passed, +5 % (limit 6 %)",
     ]
     assert compare(f"ref{suffix}", f"worse{suffix}", *GATES, "--exit-zero").exit_code == 0

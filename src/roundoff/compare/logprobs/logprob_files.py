@@ -5,6 +5,7 @@ Whatever a file claims is checked before memory is taken for it.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -261,7 +262,7 @@ def _to_arrays(columns: dict[str, Any]) -> dict[str, Any]:
 
 def _read_npz(path: Path) -> Columns:
     """Read arrays by name; the text in the array `facts` is about the engine."""
-    with os.fdopen(open_reading(path), "rb") as file, zipfile.ZipFile(file) as archive:
+    with os.fdopen(open_reading(path), "rb") as file, _unsupported_zip(), zipfile.ZipFile(file) as archive:
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
         known = {name: info for name, info in members.items() if known_column(name) or name == "facts"}
         if sum(info.file_size for info in known.values()) > _allowed(file):
@@ -269,6 +270,15 @@ def _read_npz(path: Path) -> Columns:
         arrays = {name: _read_array(archive, info) for name, info in known.items()}
     facts = facts_from(json.loads(str(arrays.pop("facts")))) if "facts" in arrays else EngineFacts()
     return {column: array for name, array in arrays.items() if (column := known_column(name))}, facts
+
+
+@contextlib.contextmanager
+def _unsupported_zip() -> Iterator[None]:
+    """Turn what zipfile raises for encrypted archives and other methods of compression into a `ValueError`."""
+    try:
+        yield
+    except (NotImplementedError, RuntimeError) as error:
+        raise ValueError(first_line(error)) from error
 
 
 def _read_array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Array:
