@@ -34,6 +34,9 @@ from torch import nn
 
 from roundoff.checkpoints.read.dispatch import read_checkpoint
 from roundoff.compare.curves.curve_files import read_curve
+from roundoff.compare.logprobs.logprob_comparison import compare_logprobs
+from roundoff.compare.logprobs.logprob_files import read_logprobs
+from roundoff.compare.logprobs.save_logprobs import save_logprobs
 from roundoff.diagnose import diagnose_run
 from roundoff.errors import RoundoffError
 from roundoff.precision.recipe.named_recipes import known_recipes, recipe_named
@@ -163,6 +166,12 @@ def read_curve_file(path: Path) -> None:
     read_curve(path)
 
 
+def read_logprob_table(path: Path) -> None:
+    """Read a table of log-probabilities, and compare it with itself."""
+    table = read_logprobs(path)
+    compare_logprobs(table, table)
+
+
 def make_targets(folder: Path) -> list[Target]:
     """Write the valid files, and say who reads them."""
     with warnings.catch_warnings():
@@ -190,6 +199,14 @@ def make_targets(folder: Path) -> list[Target]:
         path.write_text(text)
         kind, read = ("recipe", read_recipe_file) if path.suffix == ".toml" else ("curve", read_curve_file)
         targets.append(Target(name=f"{kind} {name}", folder=path, files=(path,), read=read))
+    for suffix in (".parquet", ".jsonl", ".npz"):
+        path = save_logprobs(
+            folder / f"logprobs{suffix}", torch.randint(0, 9, (4, 8)), -torch.rand(4, 8), sample=list("abcd"),
+            top_tokens=torch.randint(0, 9, (4, 8, 3)), top_logprobs=-torch.rand(4, 8, 3),
+            version=1, weights=build_model(),
+        )  # fmt: skip
+        files = tuple(sorted(path.iterdir())) if path.is_dir() else (path,)
+        targets.append(Target(name=f"logprobs {path.name}", folder=path, files=files, read=read_logprob_table))
     samples = write_samples(folder / "checkpoints") if (folder / "checkpoints").mkdir() is None else {}
     for name, path in samples.items():
         if path.is_file() and path.suffix not in (".h5", ".keras"):  # these have a process of their own each

@@ -25,6 +25,7 @@ PUBLIC_NAMES = [
     "measuring_sensitivity",
     "recording",
     "round_to",
+    "save_logprobs",
     "save_tensor",
     "smallest_bad",
     "smallest_wide",

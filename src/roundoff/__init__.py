@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from roundoff.compare.logprobs.save_logprobs import save_logprobs as save_logprobs
     from roundoff.compare.models.model_comparison import compare_models as compare_models
     from roundoff.compare.tensors.save_tensor import save_tensor as save_tensor
     from roundoff.errors import RoundoffError as RoundoffError
@@ -33,6 +34,7 @@ _HOMES = {
     "measuring_sensitivity": "roundoff.sensitivity.measuring",
     "recording": "roundoff.record",
     "round_to": "roundoff.formats",
+    "save_logprobs": "roundoff.compare.logprobs.save_logprobs",
     "save_tensor": "roundoff.compare.tensors.save_tensor",
     "smallest_bad": "roundoff.experiments.bisect.smallest",
     "smallest_wide": "roundoff.experiments.bisect.smallest",

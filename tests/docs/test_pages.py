@@ -69,7 +69,26 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 loader = [(torch.randn(16, 8), torch.randint(0, 4, (16,))) for _ in range(3)]
 criterion = nn.CrossEntropyLoss()
 """
-GIVEN = {"comparing-curves.md": CURVES, "comparing-models.md": MODELS, "recipes.md": RECIPES}
+ENGINES = """
+import numpy as np
+import torch
+from torch import nn
+
+generator = np.random.default_rng(0)
+logits = torch.from_numpy(generator.normal(0, 3, (64, 100, 200)))
+uniform = torch.from_numpy(generator.uniform(size=(64, 100, 1)))
+tokens = ((logits / 0.7).softmax(-1).cumsum(-1) < uniform).sum(-1).clamp(max=199)
+ids, policy, top = list(range(64)), nn.Linear(4, 4).bfloat16(), logits.log_softmax(-1).topk(20)
+logprobs, engine_logprobs = (
+    values.log_softmax(-1).gather(-1, tokens[..., None])[..., 0].float() for values in (logits, logits / 0.7)
+)
+"""
+GIVEN = {
+    "comparing-curves.md": CURVES,
+    "comparing-engines.md": ENGINES,
+    "comparing-models.md": MODELS,
+    "recipes.md": RECIPES,
+}
 
 
 @pytest.mark.parametrize("name", GIVEN)

@@ -21,6 +21,7 @@ from roundoff.progress import waiting
 from roundoff.words import join_words
 
 if TYPE_CHECKING:
+    from roundoff.compare.curves.curve import LossCurve
     from roundoff.report.comparisons.comparison_report import ComparisonReport
 
 CURVE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".log", ".txt")
@@ -36,11 +37,13 @@ class ComparableKind(StrEnum):
     CHECKPOINT = "checkpoint"
     CURVE = "curve"
     TENSORS = "folder of tensors"
+    LOGPROBS = "table of log-probabilities"
 
     @property
     def plural(self) -> str:
         """Two of them."""
-        return "folders of tensors" if self is ComparableKind.TENSORS else f"{self}s"
+        first, *rest = self.split()
+        return " ".join([f"{first}s", *rest])
 
 
 _K = ComparableKind
@@ -50,8 +53,11 @@ _KINDS_WITH_OPTION = {
     "pattern": (_K.CURVE,),
     "column": (_K.CURVE,),
     "map": (_K.RUN, _K.CHECKPOINT, _K.TENSORS),
+    "gate": (_K.RUN, _K.CURVE),
+    "reference": (_K.RUN, _K.CURVE),
 }
 """Options that not every kind has; all others work for every kind."""
+_FIELDS = {"reference": "further"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +71,9 @@ class CompareOptions:
     map: Path | None
     pattern: str | None
     column: str | None
+    logprobs: bool
+    gate: tuple[str, ...]
+    further: tuple[str, ...]
     table: bool
     csv: Path | None
     html: Path | None
@@ -78,6 +87,9 @@ class CompareOptions:
         return read_name_map(self.map) if self.map else None
 
 
+_GATE_HELP = "Exit with 1 only if a gap is larger: mean-loss=2%, matched-step=0.01, grad-norm=5%. Repeatable."
+
+
 @click.command("compare", epilog="Example: roundoff compare runs/fp32 runs/bf16 --table")
 @click.argument("reference", metavar="REF")
 @click.argument("candidate", metavar="CAND")
@@ -86,6 +98,15 @@ class CompareOptions:
 @click.option("--map", type=PATH, help="A file of lines 'name in REF = name in CAND'.")
 @click.option("--pattern", help="For logs: a regular expression with groups (?P<step>...) and (?P<loss>...).")
 @click.option("--column", help="For curves: the column, key or tag of the loss.  [default: found by its name]")
+@click.option("--logprobs", is_flag=True, help="Both are tables of two engines' log-probabilities.")
+@click.option("--gate", multiple=True, metavar="NAME=LIMIT", help=_GATE_HELP)
+@click.option(
+    "--reference",
+    "further",
+    multiple=True,
+    metavar="REF",
+    help="With --gate: a further reference run, with another seed. Repeatable.",
+)
 @click.option("--table", is_flag=True, help="Also print a table of everything that was compared.")
 @click.option("--csv", type=PATH, help="Write the table to a CSV file.")
 @click.option("--html", type=PATH, help="Write an HTML page.")
@@ -96,13 +117,13 @@ def compare_command(options: CompareOptions) -> None:
     """Find where CAND first differs from REF, and whether their formats explain it.
 
     Both are runs, steps of runs (RUN@3 is step 3), checkpoints of any framework, loss curves (CSV, JSONL, TensorBoard,
-    logs) or folders of tensors. Exits with 1 if they differ by more than their formats explain, with 2 if they could
-    not be compared.
+    logs), folders of tensors, or with --logprobs tables (Parquet, JSONL, npz) of a trainer and a rollout engine.
+    Exits with 1 if they differ by more than their formats explain, with 2 if they could not be compared.
     """
     kind = _common_kind(options)
     _check_options(kind, options)
     with waiting("comparing"):
-        comparison = _COMPARE[kind](options)
+        comparison = (_compare_gates if options.gate else _COMPARE[kind])(options)
     _show(comparison, options)
     sys.exit(exit_code_of(comparison.differs and not options.exit_zero))
 
@@ -180,12 +201,48 @@ def _compare_tensors(options: CompareOptions) -> ComparisonReport:
     return ComparedTensors(compare_tensors(options.reference, options.candidate, name_map=options.name_map()))
 
 
+def _compare_logprobs(options: CompareOptions) -> ComparisonReport:
+    from roundoff.compare.logprobs.logprob_comparison import compare_logprobs
+    from roundoff.compare.logprobs.logprob_files import read_logprobs
+    from roundoff.diagnose.engines import finding_about_engines
+    from roundoff.report.comparisons.compared_logprobs import ComparedLogprobs
+
+    comparison = compare_logprobs(read_logprobs(options.reference), read_logprobs(options.candidate))
+    return ComparedLogprobs(comparison=comparison, finding=finding_about_engines(comparison))
+
+
+def _compare_gates(options: CompareOptions) -> ComparisonReport:
+    from roundoff.compare.curves.gates import measure_gate, parse_gate
+    from roundoff.report.comparisons.compared_gates import ComparedGates
+
+    gates = [parse_gate(text) for text in options.gate]
+    references = (options.reference, *options.further)
+    results = []
+    for gate in gates:
+        *before, candidate = (_curve(name, gate.quantity, options) for name in (*references, options.candidate))
+        results.append(measure_gate(gate, before, candidate))
+    return ComparedGates(comparison=results, references=references, candidate=options.candidate)
+
+
+def _curve(name: str, quantity: str, options: CompareOptions) -> LossCurve:
+    """Return the losses or gradient norms of a run, or of a file."""
+    from roundoff.compare.curves.curve_files import read_curve
+    from roundoff.compare.curves.gates import curve_of_run
+    from roundoff.runs import Run
+
+    if comparable_kind(name) is _K.RUN:
+        return curve_of_run(Run.open(name), quantity)
+    column = options.column if quantity == "loss" else quantity
+    return read_curve(name, pattern=options.pattern, column=column)
+
+
 _COMPARE: dict[ComparableKind, Callable[[CompareOptions], ComparisonReport]] = {
     _K.RUN: _compare_runs,
     _K.STEP: _compare_steps,
     _K.CHECKPOINT: _compare_checkpoints,
     _K.CURVE: _compare_curves,
     _K.TENSORS: _compare_tensors,
+    _K.LOGPROBS: _compare_logprobs,
 }
 
 
@@ -232,6 +289,8 @@ def _folder_kind(path: Path) -> ComparableKind:
 
 def _common_kind(options: CompareOptions) -> ComparableKind:
     """Return the kind of both sides, which must be the same."""
+    if options.logprobs:
+        return _K.LOGPROBS
     reference, candidate = comparable_kind(options.reference), comparable_kind(options.candidate)
     if reference is candidate:
         return reference
@@ -245,9 +304,12 @@ def _common_kind(options: CompareOptions) -> ComparableKind:
 
 def _check_options(kind: ComparableKind, options: CompareOptions) -> None:
     """Refuse an option that has no effect on this kind, instead of ignoring it."""
+    if options.further and not options.gate:
+        raise UsageError.explain("--reference needs a gate.", fix="add --gate mean-loss=2%, or leave --reference out.")
     for name, kinds in _KINDS_WITH_OPTION.items():
-        value = getattr(options, name)
-        if value is not None and kind not in kinds:
+        value = getattr(options, _FIELDS.get(name, name))
+        if value not in (None, ()) and kind not in kinds:
+            value = " ".join(value) if isinstance(value, tuple) else value
             raise UsageError.explain(
                 f"--{name} {value} does not apply to two {kind.plural}.",
                 why=f"it applies to {join_words([each.plural for each in kinds])}.",

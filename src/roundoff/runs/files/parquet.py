@@ -10,13 +10,13 @@ from __future__ import annotations
 import sys
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar, cast
 
 import numpy as np
 
 from roundoff.runs.files import encodings, thrift
 from roundoff.runs.files.columns import Interned, Rows, Values, concat_values, no_values
-from roundoff.runs.files.schema import Column, Table
+from roundoff.runs.files.schema import Column, ColumnType, Table
 from roundoff.runs.files.thrift import I64, Struct
 
 if sys.version_info >= (3, 14):
@@ -129,10 +129,20 @@ def _page(kind: int, content: bytes, detail: Struct) -> tuple[bytes, int]:
     return header + packed, len(header) + len(content)
 
 
-class ParquetFile:
-    """A file whose footer was read and checked; columns are read when they are requested."""
+class UnsupportedFile(ValueError):
+    """A file that uses a part of Parquet which this reader does not know."""
 
-    def __init__(self, file: BinaryIO) -> None:
+
+class ParquetFile:
+    """A file whose footer was read and checked; columns are read when they are requested.
+
+    Args:
+        file: opened for reading.
+        max_bytes: how much its columns may take, decompressed.
+        row_bytes: how much a row takes at least.
+    """
+
+    def __init__(self, file: BinaryIO, *, max_bytes: int | None = None, row_bytes: int = _ROW_BYTES) -> None:
         self._file = file
         self._size = file.seek(0, 2)
         tail = self._read(self._size - 8, 8)
@@ -143,13 +153,34 @@ class ParquetFile:
         self._schema: list[Struct] = _field(footer, 2, list)[1:]
         self._places = {_field(each, 4, bytes).decode(): place for place, each in enumerate(self._schema)}
         self._groups: list[Struct] = _field(footer, 4, list)
-        self._allowed = _SIZE_FACTOR * self._size + _FREE_BYTES
-        self._check_size(self._num_rows(range(self.num_groups)) * _ROW_BYTES)
+        self._allowed = _SIZE_FACTOR * self._size + _FREE_BYTES if max_bytes is None else max_bytes
+        self._check_size(self._num_rows(range(self.num_groups)) * row_bytes)
 
     @property
     def num_groups(self) -> int:
         """How many row groups there are."""
         return len(self._groups)
+
+    def columns(self) -> list[Column]:
+        """Return the columns of a file that someone else may have written.
+
+        Raises:
+            UnsupportedFile: it has lists, types or compression that this reader does not know.
+        """
+        if any(5 in element for element in self._schema):
+            raise UnsupportedFile("it holds lists or structures")
+        for group in range(self.num_groups):
+            if any(self._chunk(group, name).get(4) not in (_UNCOMPRESSED, _ZSTD) for name in self._places):
+                raise UnsupportedFile("it is compressed by another method than zstd")
+        types = {1: "int32", 2: "int64", 4: "float32", 5: "float64", _TEXT: "string"}
+        found = []
+        for element in self._schema:
+            physical, name = _field(element, 1, int), _field(element, 4, bytes).decode()
+            if physical not in types:
+                raise UnsupportedFile(f"column '{name}' is of another type")
+            kind = cast("ColumnType", types[physical])
+            found.append(Column(name=name, type=kind, meaning="", nullable=element.get(3) == 1))
+        return found
 
     def step_bounds(self, group: int) -> tuple[int, int]:
         """Return the first and last step of a row group, or of all that are possible if it does not say."""
@@ -224,13 +255,13 @@ class ParquetFile:
                 num_left -= num
                 yield _decode_page(data, _count(detail, 2), column, num, dictionary, is_nullable=element[3] == 1)
             else:
-                raise ValueError(f"column '{column.name}' has pages of another kind")
+                raise UnsupportedFile(f"column '{column.name}' has pages of another kind")
         raise ValueError(f"column '{column.name}' has too many pages")
 
 
 def _decompress(page: bytes, size: int, *, codec: object) -> bytes:
     if codec not in (_UNCOMPRESSED, _ZSTD):
-        raise ValueError("it is compressed by another method than zstd")
+        raise UnsupportedFile("it is compressed by another method than zstd")
     if not size:
         return b""
     try:
@@ -263,7 +294,7 @@ def _decode(
         return dictionary.take(encodings.unpack_codes(data[1:], data[0], num))
     if column.dtype is None:
         if encoding != _PLAIN:
-            raise ValueError(f"column '{column.name}' is encoded in another way")
+            raise UnsupportedFile(f"column '{column.name}' is encoded in another way")
         return Interned.of(encodings.unpack_texts(data, num))
     stored = np.dtype(_STORED.get(_physical(column), column.dtype))
     if encoding == _PLAIN:
@@ -273,8 +304,8 @@ def _decode(
     elif encoding == _DIFFERENCES and stored.kind == "i":
         array = encodings.unpack_differences(data, num).astype(stored)
     else:
-        raise ValueError(f"column '{column.name}' is encoded in another way")
-    return Values(array=array.astype(column.dtype))
+        raise UnsupportedFile(f"column '{column.name}' is encoded in another way")
+    return Values(array=array.astype(column.dtype, copy=not array.flags.writeable))
 
 
 def _field(fields: Any, number: int, kind: type[T]) -> T:

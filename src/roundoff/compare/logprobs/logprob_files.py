@@ -1,0 +1,344 @@
+"""Reads tables of log-probabilities: Parquet (a file, or a folder of parts), JSON lines and npz.
+
+Whatever a file claims is checked before memory is taken for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from roundoff.compare.logprobs.logprob_table import (
+    MAX_TOKENS,
+    PER_SAMPLE,
+    WIDE,
+    Array,
+    EngineFacts,
+    LogprobTable,
+    build_table,
+    known_column,
+)
+from roundoff.errors import CompareError, first_line
+from roundoff.files import open_reading
+from roundoff.runs.files.columns import Interned, Rows, Values, concat_values
+from roundoff.runs.files.parquet import ParquetFile, UnsupportedFile
+from roundoff.words import size_text
+
+SUFFIXES = (".parquet", ".jsonl", ".npz")
+FACTS_FILE = "_facts.jsonl"
+"""What the engine says about itself, in a folder of parts."""
+MAX_LINE_BYTES = 64 * 2**20
+_FREE_BYTES = 256 * 2**20
+_SIZE_FACTOR = 20
+"""A file that takes more memory than twenty times its size and 256 MB is refused."""
+_BROKEN = (ValueError, KeyError, IndexError, EOFError, zipfile.BadZipFile, zlib.error, RecursionError, OverflowError)
+
+
+def read_logprobs(path: Path | str) -> LogprobTable:
+    """Read a table of log-probabilities.
+
+    Raises:
+        CompareError: there is no such file, it is damaged or too large, columns are missing, or values are impossible.
+    """
+    path = Path(path)
+    readers = {".parquet": _read_parquet, ".jsonl": _read_lines, ".npz": _read_npz}
+    if not path.exists():
+        raise CompareError.explain(f"There is no '{path}'.", fix="name a table of log-probabilities.")
+    if path.suffix not in readers:
+        raise CompareError.explain(
+            f"'{path}' is no table of log-probabilities.", why=f"such a table ends with {', '.join(SUFFIXES)}."
+        )
+    try:
+        columns, facts = readers[path.suffix](path)
+    except OSError as error:
+        raise CompareError.explain(f"'{path}' cannot be read.", why=f"{error.strerror or error}.") from error
+    except MemoryError as error:
+        raise CompareError.explain(f"'{path}' does not fit into memory.", fix="compare a part of it.") from error
+    except _BROKEN as error:
+        raise CompareError.explain(
+            f"'{path}' cannot be read.", why=f"it is cut short or damaged: {first_line(error)}."
+        ) from error
+    return build_table(str(path), columns, facts)
+
+
+Columns = tuple[dict[str, Any], EngineFacts]
+
+
+def _read_parquet(path: Path) -> Columns:
+    if not path.is_dir():
+        return _parquet_columns(path), EngineFacts()
+    files = sorted(file for file in path.iterdir() if file.suffix == ".parquet")
+    if not files:
+        raise ValueError("the folder holds no part")
+    facts, facts_file = EngineFacts(), path / FACTS_FILE
+    for _, value in _objects(facts_file) if facts_file.exists() else ():
+        facts = facts.merge(facts_from(value))
+    parts, num_rows = [], 0
+    for file in files:
+        parts.append(_parquet_columns(file))
+        num_rows += len(parts[-1].get("token", ()))
+        if num_rows > MAX_TOKENS:
+            raise ValueError(f"it has more than {MAX_TOKENS} tokens")
+    return _concat(parts), facts
+
+
+def _parquet_columns(path: Path) -> dict[str, Any]:
+    """Read the known columns of a file, by our reader, or by pyarrow where the file needs more than that can read."""
+    with os.fdopen(open_reading(path), "rb") as file:
+        try:
+            parquet = ParquetFile(file, max_bytes=_allowed(file), row_bytes=4)
+            known = [column for column in parquet.columns() if known_column(column.name)]
+            rows = parquet.read(range(parquet.num_groups), known)
+        except UnsupportedFile as error:
+            return _with_pyarrow(path, file, reason=first_line(error))
+    return _from_rows(rows)
+
+
+def _from_rows(rows: Rows) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    wide: dict[str, list[tuple[int, Array]]] = {}
+    for name, values in rows.columns.items():
+        column = known_column(name)
+        assert column is not None
+        if column != "logprob" and values.is_null.any():
+            raise ValueError(f"column '{name}' lacks values")
+        if isinstance(values, Interned):
+            found[column] = values if column == "sample" else values.to_list()
+        elif column in WIDE:
+            wide.setdefault(column, []).append((int(name.rpartition(".")[2]), values.array))
+        else:
+            found[column] = values.array
+            if values.nulls is not None and column == "logprob":
+                found["is_null"] = values.nulls
+    for column, parts in wide.items():
+        found[column] = np.stack([array for _, array in sorted(parts, key=lambda part: part[0])], axis=1)
+    return found
+
+
+def _with_pyarrow(path: Path, file: BinaryIO, *, reason: str) -> dict[str, Any]:
+    try:
+        pyarrow = importlib.import_module("pyarrow")
+        parquet = importlib.import_module("pyarrow.parquet").ParquetFile(file)
+    except ImportError as error:
+        raise CompareError.explain(
+            f"'{path}' needs pyarrow to be read.",
+            why=f"{reason}, which roundoff does not read itself.",
+            fix="pip install pyarrow, or write the table with roundoff.save_logprobs.",
+        ) from error
+    except Exception as error:  # pyarrow raises its own errors on a broken file
+        raise ValueError(first_line(error)) from error
+    metadata = parquet.metadata
+    size = sum(metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups))
+    if metadata.num_rows > MAX_TOKENS or size > _allowed(file):
+        raise ValueError(f"it claims {metadata.num_rows} rows of {size_text(size)}")
+    try:
+        names = [name for name in parquet.schema_arrow.names if known_column(name)]
+        return _from_arrow(pyarrow, parquet.read(columns=names))
+    except pyarrow.ArrowException as error:
+        raise ValueError(first_line(error)) from error
+
+
+def _from_arrow(pyarrow: Any, table: Any) -> dict[str, Any]:
+    """Return the columns of a table of pyarrow; rows that hold lists are samples, and become one row for each token."""
+    is_list = {name: pyarrow.types.is_list(table.schema.field(name).type) for name in table.column_names}
+    by_column = {known_column(name): name for name in table.column_names}
+    if not is_list.get(by_column.get("token", ""), False):
+        rows: dict[str, Values | Interned] = {}
+        for name in table.column_names:
+            values = table.column(name)
+            is_text = pyarrow.types.is_string(values.type) or pyarrow.types.is_large_string(values.type)
+            if is_text:
+                rows[name] = Interned.of(values.to_pylist())
+            elif is_list[name]:
+                stacked = np.array(values.to_pylist())
+                rows |= {f"{name}.{place}": Values(array=stacked[:, place]) for place in range(stacked.shape[1])}
+            else:
+                nulls = np.asarray(values.is_null()) if values.null_count else None
+                array = np.asarray(values.fill_null(0) if nulls is not None else values)
+                rows[name] = Values(array=array, nulls=nulls)
+        return _from_rows(Rows(columns=rows, num_rows=table.num_rows))
+    return _join_samples(enumerate(table.to_pylist()))
+
+
+def _read_lines(path: Path) -> Columns:
+    """Read JSON lines: a token on each, or a sample with lists; a line with `facts` is about the engine."""
+    facts = EngineFacts()
+
+    def samples() -> Iterator[tuple[int, Mapping[str, Any]]]:
+        nonlocal facts
+        for number, value in _objects(path):
+            if "facts" in value:
+                facts = facts.merge(facts_from(value["facts"]))
+            else:
+                yield number, value
+
+    columns = _join_samples(samples())
+    return columns, facts
+
+
+def _objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the object on each line with its number; a last line that was cut off is an error, as any other."""
+    with os.fdopen(open_reading(path), "rb") as file:
+        number = 0
+        while line := file.readline(MAX_LINE_BYTES + 1):
+            number += 1
+            if len(line) > MAX_LINE_BYTES:
+                raise ValueError(f"line {number} is longer than {size_text(MAX_LINE_BYTES)}")
+            if line.isspace():
+                continue
+            try:
+                value = json.loads(line)
+            except ValueError as error:
+                raise ValueError(f"line {number} is not JSON: {error}") from error
+            if not isinstance(value, dict):
+                raise ValueError(f"line {number} is not an object")
+            yield number, value
+
+
+def _join_samples(lines: Iterator[tuple[int, Mapping[str, Any]]] | enumerate[Any]) -> dict[str, Any]:
+    """Make columns of objects that each describe a token, or a sample whose tokens are lists."""
+    rows: list[dict[str, Any]] = []
+    parts: list[dict[str, Any]] = []
+    num_rows = 0
+    for number, line in lines:
+        value = {known: item for name, item in line.items() if (known := known_column(name))}
+        if isinstance(value.get("token"), list):
+            parts.append(_sample_part(number, value))
+        else:
+            rows.append(value)
+            if len(rows) == 4096:
+                parts.append(_rows_part(rows))
+                rows = []
+        num_rows += len(value["token"]) if isinstance(value.get("token"), list) else 1
+        if num_rows > MAX_TOKENS:
+            raise ValueError(f"it has more than {MAX_TOKENS} tokens")
+    if rows:
+        parts.append(_rows_part(rows))
+    return _concat(parts) if parts else {"token": [], "logprob": [], "sample": []}
+
+
+def _sample_part(number: int, value: Mapping[str, Any]) -> dict[str, Any]:
+    tokens = value["token"]
+    found: dict[str, Any] = {"sample": [value.get("sample", number)] * len(tokens)}
+    for column, item in value.items():
+        if column == "sample":
+            continue
+        if column == "position" and isinstance(item, int):
+            item = list(range(item, item + len(tokens)))
+        if column in PER_SAMPLE and not isinstance(item, list):
+            item = [item] * len(tokens)
+        if not isinstance(item, list) or len(item) != len(tokens):
+            raise ValueError(f"'{column}' of line {number} does not have {len(tokens)} entries, one for each token")
+        found[column] = item
+    found.setdefault("position", list(range(len(tokens))))
+    return _to_arrays(found)
+
+
+def _rows_part(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    names = rows[0].keys()
+    if any(row.keys() != names for row in rows):
+        every = {name for row in rows for name in row}
+        lacking = next(name for name in sorted(every) if any(name not in row for row in rows))
+        raise ValueError(f"not every line has '{lacking}'")
+    return _to_arrays({name: [row[name] for row in rows] for name in names})
+
+
+def _to_arrays(columns: dict[str, Any]) -> dict[str, Any]:
+    logprobs = columns.get("logprob")
+    if logprobs is not None and None in logprobs:
+        columns["is_null"] = [value is None for value in logprobs]
+        columns["logprob"] = [0.0 if value is None else value for value in logprobs]
+    return {name: np.array(values) for name, values in columns.items()}
+
+
+def _read_npz(path: Path) -> Columns:
+    """Read arrays by name; the text in the array `facts` is about the engine."""
+    with os.fdopen(open_reading(path), "rb") as file, _unsupported_zip(), zipfile.ZipFile(file) as archive:
+        members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+        known = {name: info for name, info in members.items() if known_column(name) or name == "facts"}
+        if sum(info.file_size for info in known.values()) > _allowed(file):
+            raise ValueError("it claims to hold far more than its size")
+        arrays = {name: _read_array(archive, info) for name, info in known.items()}
+    facts = facts_from(json.loads(str(arrays.pop("facts")))) if "facts" in arrays else EngineFacts()
+    return {column: array for name, array in arrays.items() if (column := known_column(name))}, facts
+
+
+@contextlib.contextmanager
+def _unsupported_zip() -> Iterator[None]:
+    """Turn what zipfile raises for encrypted archives and other methods of compression into a `ValueError`."""
+    try:
+        yield
+    except (NotImplementedError, RuntimeError) as error:
+        raise ValueError(first_line(error)) from error
+
+
+def _read_array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Array:
+    """Read an array whose header claims exactly the bytes that are there."""
+    with archive.open(info) as file:
+        version = np.lib.format.read_magic(file)
+        header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, is_fortran, dtype = header(file, max_header_size=10_000)
+        num = int(np.prod(shape, dtype=object))
+        if dtype.hasobject or num * dtype.itemsize > info.file_size:
+            raise ValueError(f"'{info.filename}' is not an array of numbers with {num} elements")
+        data = file.read(num * dtype.itemsize)
+    array = np.frombuffer(data, dtype=dtype, count=num)
+    return array.reshape(shape, order="F" if is_fortran else "C")
+
+
+def _allowed(file: BinaryIO) -> int:
+    return _SIZE_FACTOR * os.fstat(file.fileno()).st_size + _FREE_BYTES
+
+
+def _concat(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Join the columns of several parts, which must all have the same; texts are numbered anew."""
+    names = {name for part in parts for name in part if name != "is_null"}
+    for part in parts:
+        lacking = names - part.keys()
+        if lacking:
+            raise ValueError(f"only some of it has '{min(lacking)}'")
+    if any("is_null" in part for part in parts):
+        for part in parts:
+            part.setdefault("is_null", np.zeros(len(part["token"]), dtype=bool))
+        names.add("is_null")
+    found = {name: np.concatenate([part[name] for part in parts]) for name in names - {"sample"}}
+    samples = [part["sample"] for part in parts if "sample" in part]
+    if samples:
+        found["sample"] = _concat_samples(samples)
+    return found
+
+
+def _concat_samples(samples: Sequence[Any]) -> Any:
+    if all(isinstance(part, Interned) for part in samples):
+        return concat_values(samples)
+    plain = [np.array(part.to_list()) if isinstance(part, Interned) else np.asarray(part) for part in samples]
+    if any(part.dtype.kind not in "iu" for part in plain):
+        plain = [part.astype(str) for part in plain]
+    return np.concatenate(plain)
+
+
+def facts_from(value: Any) -> EngineFacts:
+    """Read what an engine says about itself; a `ValueError` says what is wrong."""
+    if not isinstance(value, dict):
+        raise ValueError("its facts are not an object")
+    texts = {name: value.get(name) for name in ("dtype", "head_dtype")}
+    layers, weights = value.get("layers"), value.get("weights", {})
+    is_valid = all(text is None or isinstance(text, str) for text in texts.values())
+    is_valid &= layers is None or (isinstance(layers, int) and 0 < layers < 100_000)
+    is_valid &= isinstance(weights, dict) and all(
+        isinstance(prints, dict)
+        and all(isinstance(each, list) and all(isinstance(x, int | float) for x in each) for each in prints.values())
+        for prints in weights.values()
+    )
+    if not is_valid:
+        raise ValueError("its facts are damaged")
+    return EngineFacts(**texts, layers=layers, weights=weights)
