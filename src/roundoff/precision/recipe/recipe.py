@@ -133,18 +133,37 @@ class OperandSettings:
     """The formats of the operands of every matrix product and convolution; the sums stay wide."""
 
     forward: str = "e4m3"
-    """Format of inputs and weights."""
+    """Format of inputs, and of weights unless `weight` says otherwise."""
+    weight: str = ""
+    """Format of weights; empty for `forward`."""
     backward: str = "e5m2"
     """Format of the incoming gradient."""
+    weight_gradient: str = ""
+    """Format of both operands of a linear layer's weight gradient, in blocks along the batch; empty for those rounded
+    for the other products. `fp32` keeps this product wide."""
     scaling: OperandScaling = "current"
     """Where the per-tensor scale comes from: the tensor's own largest magnitude, those of earlier steps, or nowhere."""
     amax_history: int = 16
     """How many earlier steps `delayed` uses."""
     backward_rounding: Literal["nearest", "stochastic"] = "nearest"
+    hadamard: bool = False
+    """Whether the operands of a linear layer's weight gradient are first mixed, 16 samples at a time, by a Hadamard
+    matrix with random signs, the same on all ranks: outliers are spread, and the product stays the same."""
+    layers_only: bool = False
+    """Whether only products with a weight are rounded, so that those inside attention stay fp32."""
+    wide_share: float = 0.0
+    """Share of the layers that is kept in bf16: the last ones."""
 
     def __post_init__(self) -> None:
         _check_format("operands.forward", self.forward)
         _check_format("operands.backward", self.backward)
+        for name in ("weight", "weight_gradient"):
+            if getattr(self, name) != "":
+                _check_format(f"operands.{name}", getattr(self, name))
+        if self.hadamard and not self.weight_gradient:
+            raise invalid_value("operands.hadamard", True, "False without operands.weight_gradient")
+        if not 0.0 <= self.wide_share <= 1.0:
+            raise invalid_value("operands.wide_share", self.wide_share, "a number from 0 to 1")
         _check_choice("operands.scaling", self.scaling, get_args(OperandScaling))
         _check_choice("operands.backward_rounding", self.backward_rounding, ("nearest", "stochastic"))
         if self.amax_history < 1:
