@@ -104,7 +104,7 @@ def _amax_of(x: Tensor, block: tuple[int, int]) -> Tensor:
     rows, columns = block
     finite = torch.where(torch.isfinite(x), x.abs(), 0.0)
     padded = torch.nn.functional.pad(finite, (0, -x.shape[-1] % columns, 0, -x.shape[-2] % rows))
-    blocks = padded.unflatten(-1, (-1, columns)).unflatten(-3, (-1, rows))
+    blocks: Tensor = padded.unflatten(-1, (-1, columns)).unflatten(-3, (-1, rows))
     return blocks.amax((-3, -1)).float()
 
 

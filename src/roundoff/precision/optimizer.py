@@ -252,12 +252,14 @@ class RecipeOptimizer(Optimizer):
                     ) from error
 
     def _close_step(self) -> None:
+        is_idle = not self._unscaled and not self._shared.num_backwards
         self._unscaled = None
         for weight in self._weights:
             weight.grad_version = -1  # the next gradient is another tensor with its own versions
         # After a skipped step, torch's schedulers would warn that the optimizer was never called.
         mark_as_stepped(self.inner)
-        self._shared.note_step(self._overflow)
+        if not is_idle:  # a step without a backward says nothing about the loss scale
+            self._shared.note_step(self._overflow)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients of the model and of its main weights."""
@@ -287,6 +289,10 @@ class RecipeOptimizer(Optimizer):
         self.inner.load_state_dict({key: value for key, value in state_dict.items() if key != _EXTRA})
         if _EXTRA in state_dict:
             self._shared.load_state_dict(state_dict[_EXTRA])
+
+    def load_scaler_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue with the loss scale of a `torch.amp.GradScaler` or of apex's amp, from their `state_dict()`."""
+        self._shared.scaler.load_state_dict(state_dict)
 
     def remember(self) -> StepMemory:
         """Return the state of the next step besides tensors: loss scale, counts, histories; see `repeating`."""

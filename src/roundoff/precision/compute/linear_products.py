@@ -78,7 +78,8 @@ def _hadamard(device: torch.device, dtype: torch.dtype) -> Tensor:
     while len(matrix) < _BLOCK:
         matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
     signs = torch.randint(0, 2, (_BLOCK,), generator=torch.Generator().manual_seed(_SIGN_SEED)) * 2 - 1
-    return (matrix * signs / _BLOCK**0.5).to(device=device, dtype=dtype)
+    signed: Tensor = matrix * signs / _BLOCK**0.5
+    return signed.to(device=device, dtype=dtype)
 
 
 def _is_square(name: str) -> bool:

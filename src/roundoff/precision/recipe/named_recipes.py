@@ -41,6 +41,10 @@ _FP8_ROWWISE: Final = Recipe(
 _KNOWN: Final[tuple[Recipe, ...]] = (
     Recipe(name="fp32", description="plain fp32, also called O0: the reference to compare with", loss_scale=_ONE),
     _cast("half", "fp16", "model.half(), norms in fp32, no loss scale: trains at small batch and lr only"),
+    replace(
+        _cast("half-by-hand", "fp16", "half, and the criterion in fp16 too, as model.half() written by hand has it"),
+        outputs="fp16",
+    ),
     Recipe(
         name="O1",
         description="fp16 for the ops where it is safe, weights in fp32: the first to try with fp16",

@@ -15,6 +15,7 @@ Compute = Literal["plain", "cast", "lists", "autocast", "operands", "fixed"]
 UpdateRounding = Literal["nearest", "stochastic", "kahan"]
 Arithmetic = Literal["auto", "native", "emulated"]
 OperandScaling = Literal["none", "current", "delayed"]
+SavedWeights = Literal["exact", "narrow"]
 DeviceProfile = Literal["", "ascend-fp16"]
 
 ACTIVATION_BITS = (0, 2, 4, 8)
@@ -202,6 +203,9 @@ class Recipe:
     """Bits of the activations saved for the backward pass: 2, 4, 8, or 0 for no compression."""
     activation_sites: Mapping[str, int] = field(default_factory=dict, hash=False)
     """Bits for single sites, by pattern: `{"blocks.*.attn": 8}`; 32 means no compression. The last match wins."""
+    saved: SavedWeights = "exact"
+    """Type of narrow weights and buffers in `state_dict`: as exact as they are known, so fp32 with master weights and
+    under emulation, or the narrow type, which is what a model cast by `model.half()` writes."""
     arithmetic: Arithmetic = "auto"
     device_profile: DeviceProfile = ""
     overrides: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -212,6 +216,7 @@ class Recipe:
         object.__setattr__(self, "activation_sites", dict(self.activation_sites))
         _check_choice("compute", self.compute, get_args(Compute))
         _check_choice("update", self.update, get_args(UpdateRounding))
+        _check_choice("saved", self.saved, get_args(SavedWeights))
         _check_choice("arithmetic", self.arithmetic, get_args(Arithmetic))
         _check_choice("device_profile", self.device_profile, get_args(DeviceProfile))
         _check_choice("activation_bits", self.activation_bits, ACTIVATION_BITS)
