@@ -133,22 +133,24 @@ class Weights:
         self._wide_sums: list[Tensor] = []
         """Narrow parameters whose gradients accumulate in fp32."""
         self._loaded: dict[Tensor, Tensor] = {}
-        self._formats_of_modules: dict[nn.Module, str] = {}
+        self._formats_of_modules = formats_of_modules(model, recipe)
         formats = _narrow_formats(model, recipe)
         self.by_parameter: dict[Tensor, Weight] = {
             parameter: self._make_weight(site_of(name), parameter, formats.get(parameter), master_weights)
             for name, parameter in model.named_parameters()
         }
 
-    def attach(self, model: nn.Module) -> None:
-        """Round the gradients of narrow weights, and put main weights into the model's `state_dict`."""
+    def round_gradients(self) -> None:
+        """Round the gradients of narrow weights from now on."""
         for weight in self.by_parameter.values():
             if weight.fmt is not None:
                 self._round_gradients(weight.parameter, weight.fmt)
+
+    def attach(self, model: nn.Module) -> None:
+        """Put main weights into the model's `state_dict`, and read them from there."""
         # A partial, because torch sets an attribute on the hook.
         self._computation.keep(model.register_state_dict_post_hook(partial(self._give_main)))
         if self._recipe.saved == "narrow":
-            self._formats_of_modules = formats_of_modules(model, self._recipe)
             self._computation.keep(model.register_state_dict_post_hook(partial(self._narrow_saved)))
         self._computation.keep(model.register_load_state_dict_pre_hook(self._before_load))
         self._computation.keep(model.register_load_state_dict_post_hook(self._after_load))

@@ -19,7 +19,7 @@ QAT = ["qat-int8", "qat-int4", "qat-nvfp4"]
 
 def operands(recipe: str | Recipe, **changes: object) -> Recipe:
     found = recipe_named(recipe) if isinstance(recipe, str) else recipe
-    return replace(found, operands=replace(found.operands, **changes))  # type: ignore[arg-type]
+    return replace(found, operands=replace(found.operands, **changes))
 
 
 def step(recipe: str | Recipe, *, features: int = 48, outputs: int = 32) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -29,7 +29,7 @@ def step(recipe: str | Recipe, *, features: int = 48, outputs: int = 32) -> tupl
     apply_recipe(layer, torch.optim.SGD(layer.parameters(), lr=0.1), recipe)
     x = torch.randn(4, 8, features, requires_grad=True)
     layer(x).backward(gradient_of(outputs))
-    return x.detach(), layer.weight.detach(), x.grad, layer.weight.grad  # type: ignore[return-value]
+    return x.detach(), layer.weight.detach(), x.grad, layer.weight.grad
 
 
 def gradient_of(outputs: int) -> Tensor:
