@@ -130,7 +130,7 @@ def test_what_cannot_be_is_an_error():
     models = pair()
     optimizers = [sgd(model) for model in models]
     with pytest.raises(RecipeError, match="not to a str"):
-        apply_recipe([models[0], "model"], optimizers, "O2")  # type: ignore[list-item]
+        apply_recipe([models[0], "model"], optimizers, "O2")
     with pytest.raises(RecipeError, match="all of model 1 in fp32"):
         apply_recipe(models, optimizers, "O2", overrides={"1": "fp32"})
     with pytest.raises(RecipeError, match="num_losses = 0"):

@@ -158,7 +158,7 @@ class AppliedRecipe:
             scaled.backward(**kwargs)
             return
         weights = list(self.weights.by_parameter.values())
-        earlier = [(weight.parameter, weight.parameter.grad) for weight in with_gradient(weights)]
+        earlier = [(w.parameter, w.parameter.grad) for w in weights if w.parameter.grad is not None]
         for parameter, _ in earlier:
             parameter.grad = None
         scaled.backward(**kwargs)

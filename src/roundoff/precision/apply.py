@@ -27,9 +27,16 @@ from roundoff.precision.loss_scaler import LossScaler, ScaleLog
 from roundoff.precision.optimizer import RecipeOptimizer, check_optimizers
 from roundoff.precision.recipe.fixed_point_settings import TensorKind, TensorSetting
 from roundoff.precision.recipe.named_recipes import find_recipe
-from roundoff.precision.recipe.recipe import Arithmetic, Recipe, ScaleSettings, scale_settings
+from roundoff.precision.recipe.recipe import Arithmetic, Recipe, Role, ScaleSettings, scale_settings
 from roundoff.precision.recipe.recipe_environment import apply_changes, recipe_in_environment, write_applied_recipe
-from roundoff.precision.recipe.site_formats import dtype_of, names_an_op, override_sites, overrides_in_environment
+from roundoff.precision.recipe.roles import layers_with_roles
+from roundoff.precision.recipe.site_formats import (
+    dtype_of,
+    names_an_op,
+    override_sites,
+    overrides_in_environment,
+    site_of,
+)
 from roundoff.precision.weights import Weights, copy_master_weights
 
 
@@ -42,6 +49,7 @@ def apply_recipe(
     loss_scale: str | float | ScaleSettings | None = None,
     num_losses: int = 1,
     overrides: Mapping[str, str] | None = None,
+    wide: Sequence[Role] = (),
     arithmetic: Arithmetic | None = None,
     log: ScaleLog | None = None,
 ) -> tuple[nn.Module, RecipeOptimizer]: ...
@@ -54,6 +62,7 @@ def apply_recipe(
     loss_scale: str | float | ScaleSettings | None = None,
     num_losses: int = 1,
     overrides: Mapping[str, str] | None = None,
+    wide: Sequence[Role] = (),
     arithmetic: Arithmetic | None = None,
     log: ScaleLog | None = None,
 ) -> tuple[nn.Module, tuple[RecipeOptimizer, ...]]: ...
@@ -66,6 +75,7 @@ def apply_recipe(
     loss_scale: str | float | ScaleSettings | None = None,
     num_losses: int = 1,
     overrides: Mapping[str, str] | None = None,
+    wide: Sequence[Role] = (),
     arithmetic: Arithmetic | None = None,
     log: ScaleLog | None = None,
 ) -> tuple[list[nn.Module], RecipeOptimizer]: ...
@@ -78,6 +88,7 @@ def apply_recipe(
     loss_scale: str | float | ScaleSettings | None = None,
     num_losses: int = 1,
     overrides: Mapping[str, str] | None = None,
+    wide: Sequence[Role] = (),
     arithmetic: Arithmetic | None = None,
     log: ScaleLog | None = None,
 ) -> tuple[list[nn.Module], tuple[RecipeOptimizer, ...]]: ...
@@ -89,6 +100,7 @@ def apply_recipe(
     loss_scale: str | float | ScaleSettings | None = None,
     num_losses: int = 1,
     overrides: Mapping[str, str] | None = None,
+    wide: Sequence[Role] = (),
     arithmetic: Arithmetic | None = None,
     log: ScaleLog | None = None,
 ) -> tuple[nn.Module | list[nn.Module], RecipeOptimizer | tuple[RecipeOptimizer, ...]]:
@@ -106,6 +118,7 @@ def apply_recipe(
         num_losses: The number of losses that have a scale of their own; pass `loss_id` to `backward` then.
         overrides: Formats of single sites (`blocks.1.attn`) and ops (`blocks.1.attn:softmax`), in addition to those of
             the recipe; those in `ROUNDOFF_OVERRIDES` come last.
+        wide: Roles of layers that stay in fp32, besides those of the recipe: "router", "head".
         arithmetic: How narrow formats are computed: "native", "emulated" (fp32, rounded), or "auto".
         log: A function or a file that receives `step, loss, overflow, scale` of every step; reading the loss waits for
             the device.
@@ -113,11 +126,12 @@ def apply_recipe(
     Raises:
         RecipeError: the recipe does not exist, is invalid, or does not fit the model.
     """
-    models = list(model) if isinstance(model, list | tuple) else [model]
+    models = [model] if isinstance(model, nn.Module) or not isinstance(model, Sequence) else list(model)
     for each in models:
         _check_model(each)
     whole = model if isinstance(model, nn.Module) else nn.ModuleList(models)
     chosen = _choose_recipe(recipe, loss_scale, overrides, arithmetic)
+    chosen = _keep_wide(whole, replace(chosen, wide=(*chosen.wide, *wide)))
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     check_optimizers(optimizers)
     # Both raise for a pattern that matches nothing, before the model is changed.
@@ -155,6 +169,12 @@ def _attach_recipe(
         extras=[extra for model in models for extra in extras_for(model, recipe)],
         log_losses=any(scaler.log is not None for scaler in scalers),
     )
+
+
+def _keep_wide(model: nn.Module, recipe: Recipe) -> Recipe:
+    """Return the recipe with an override for every layer that stays wide because of its role."""
+    wide = {site_of(name): "fp32" for name in layers_with_roles(model, recipe.wide)}
+    return replace(recipe, overrides={**wide, **recipe.overrides})
 
 
 def _scalers(recipe: Recipe, num_losses: int, log: ScaleLog | None) -> list[LossScaler]:

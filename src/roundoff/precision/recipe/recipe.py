@@ -15,9 +15,11 @@ Compute = Literal["plain", "cast", "lists", "autocast", "operands", "fixed"]
 UpdateRounding = Literal["nearest", "stochastic", "kahan"]
 Arithmetic = Literal["auto", "native", "emulated"]
 OperandScaling = Literal["none", "current", "delayed"]
+Role = Literal["router", "head"]
 SavedWeights = Literal["exact", "narrow"]
 DeviceProfile = Literal["", "ascend-fp16"]
 
+ROLES: Final[tuple[Role, ...]] = get_args(Role)
 ACTIVATION_BITS = (0, 2, 4, 8)
 UNCOMPRESSED_BITS = 32
 SITE_ACTIVATION_BITS = (2, 4, 8, UNCOMPRESSED_BITS)
@@ -203,6 +205,8 @@ class Recipe:
     """Bits of the activations saved for the backward pass: 2, 4, 8, or 0 for no compression."""
     activation_sites: Mapping[str, int] = field(default_factory=dict, hash=False)
     """Bits for single sites, by pattern: `{"blocks.*.attn": 8}`; 32 means no compression. The last match wins."""
+    wide: tuple[Role, ...] = ()
+    """Layers that stay in fp32 because of what they do: `router` (of experts), `head`. Overrides win over it."""
     saved: SavedWeights = "exact"
     """Type of narrow weights and buffers in `state_dict`: as exact as they are known, so fp32 with master weights and
     under emulation, or the narrow type, which is what a model cast by `model.half()` writes."""
@@ -216,6 +220,11 @@ class Recipe:
         object.__setattr__(self, "activation_sites", dict(self.activation_sites))
         _check_choice("compute", self.compute, get_args(Compute))
         _check_choice("update", self.update, get_args(UpdateRounding))
+        if not isinstance(self.wide, list | tuple):
+            raise invalid_value("wide", self.wide, f"a list of {', '.join(ROLES)}")
+        object.__setattr__(self, "wide", tuple(self.wide))
+        for role in self.wide:
+            _check_choice("wide", role, ROLES)
         _check_choice("saved", self.saved, get_args(SavedWeights))
         _check_choice("arithmetic", self.arithmetic, get_args(Arithmetic))
         _check_choice("device_profile", self.device_profile, get_args(DeviceProfile))
