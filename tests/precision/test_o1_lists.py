@@ -146,3 +146,17 @@ def test_a_submodule_called_directly_computes_under_autocast(recipe: str, dtype:
     assert model[1](x).dtype is dtype  # in fp32 inside, cast to what surrounds the site
     assert not torch.is_autocast_enabled("cpu")
     assert model(x).dtype is torch.float32
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # by torch.compile itself
+def test_a_compiled_model_still_computes_under_autocast():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
+    model, optimizer = apply_recipe(model, torch.optim.SGD(model.parameters(), lr=0.1), "amp-bf16")
+    x = torch.randn(4, 8)
+    eager = model(x)
+    compiled = torch.compile(model, backend="eager")(x)
+    assert torch.equal(eager, compiled)
+    assert not torch.is_autocast_enabled("cpu")
+    optimizer.backward(compiled.sum())
+    optimizer.step()
