@@ -43,6 +43,16 @@ static void round_blocks_at(uintptr_t in, uintptr_t out, int64_t size, int dtype
   run(size, [&] { ROUNDOFF_PICK(round_blocks)(span, grid, blocks, Rounding(rounding), key); });
 }
 
+static void round_scaled_blocks_at(uintptr_t in, uintptr_t out, int64_t size, int dtype, int64_t length,
+                                   int64_t matrix_rows, int64_t block_rows, int64_t block_columns, int mantissa_bits,
+                                   int min_exponent, double largest, bool signed_zero, int scale, float tensor_scale,
+                                   int rounding, uint64_t key) {
+  const Grid grid{mantissa_bits, min_exponent, largest, Overflow::saturate_finite, signed_zero};
+  const ScaledBlocks blocks{length, matrix_rows, block_rows, block_columns, largest, Scale(scale), tensor_scale};
+  const Span span = span_at(in, out, size, dtype);
+  run(size, [&] { ROUNDOFF_PICK(round_scaled_blocks)(span, grid, blocks, Rounding(rounding), key); });
+}
+
 static void absmax_at(uintptr_t in, int64_t size, int dtype, uintptr_t largest, uintptr_t num_nonfinite) {
   run(size, [&] {
     ROUNDOFF_PICK(absmax)(reinterpret_cast<const void*>(in), size, Dtype(dtype), reinterpret_cast<void*>(largest),
@@ -54,6 +64,7 @@ void bind_rounding(nb::module_& m) {
   m.def("round_float", &round_float_at, "Round to a small float; `in` and `out` are the same or do not overlap.");
   m.def("round_fixed", &round_fixed_at, "Round to whole multiples of a step; `steps` are doubles.");
   m.def("round_blocks", &round_blocks_at, "Round rows of `length` in blocks, each to its own scale.");
+  m.def("round_scaled_blocks", &round_scaled_blocks_at, "Round rows of fp32 in blocks, each times its own factor.");
   m.def("absmax", &absmax_at, "Write the largest finite magnitude and the number of non-finite elements.");
 }
 

@@ -18,26 +18,35 @@ def test_lists_every_format():
     result = invoke()
     assert result.exit_code == 0
     assert result.output == (
-        "format      bits       largest  smallest normal  smallest subnormal        eps  overflow\n"
-        "fp64          64  1.79769e+308       2.225e-308          4.941e-324   2.22e-16  infinity\n"
-        "fp32          32   3.40282e+38        1.175e-38           1.401e-45  1.192e-07  infinity\n"
-        "tf32          19   3.40116e+38        1.175e-38           1.148e-41  0.0009766  infinity\n"
-        "bf16          16   3.38953e+38        1.175e-38           9.184e-41   0.007812  infinity\n"
-        "fp16          16         65504        6.104e-05            5.96e-08  0.0009766  infinity\n"
-        "e4m3           8           448          0.01562            0.001953      0.125  saturates\n"
-        "e5m2           8         57344        6.104e-05           1.526e-05       0.25  infinity\n"
-        "e4m3fnuz       8           240         0.007812           0.0009766      0.125  NaN\n"
-        "e5m2fnuz       8         57344        3.052e-05           7.629e-06       0.25  NaN\n"
-        "e2m3           6           7.5                1               0.125      0.125  saturates\n"
-        "e3m2           6            28             0.25              0.0625       0.25  saturates\n"
-        "e2m1           4             6                1                 0.5        0.5  saturates\n"
-        "mxfp8       8.25   7.62233e+40        9.184e-41           1.148e-41      0.125  saturates\n"
-        "mxfp8-e5m2  8.25   9.75658e+42        3.587e-43           8.968e-44       0.25  saturates\n"
-        "mxfp6-e2m3  6.25   1.27606e+39        5.877e-39           7.347e-40      0.125  saturates\n"
-        "mxfp6-e3m2  6.25   4.76395e+39        1.469e-39           3.673e-40       0.25  saturates\n"
-        "mxfp4       4.25   1.02085e+39        5.877e-39           2.939e-39        0.5  saturates\n"
-        "q1.7           8      0.992188         0.007812            0.007812   0.007812  saturates\n"
-        "q1.15         16      0.999969        3.052e-05           3.052e-05  3.052e-05  saturates\n"
+        "format           bits       largest  smallest normal  smallest subnormal        eps  overflow\n"
+        "fp64               64  1.79769e+308       2.225e-308          4.941e-324   2.22e-16  infinity\n"
+        "fp32               32   3.40282e+38        1.175e-38           1.401e-45  1.192e-07  infinity\n"
+        "tf32               19   3.40116e+38        1.175e-38           1.148e-41  0.0009766  infinity\n"
+        "bf16               16   3.38953e+38        1.175e-38           9.184e-41   0.007812  infinity\n"
+        "fp16               16         65504        6.104e-05            5.96e-08  0.0009766  infinity\n"
+        "e4m3                8           448          0.01562            0.001953      0.125  saturates\n"
+        "e5m2                8         57344        6.104e-05           1.526e-05       0.25  infinity\n"
+        "e4m3fnuz            8           240         0.007812           0.0009766      0.125  NaN\n"
+        "e5m2fnuz            8         57344        3.052e-05           7.629e-06       0.25  NaN\n"
+        "e2m3                6           7.5                1               0.125      0.125  saturates\n"
+        "e3m2                6            28             0.25              0.0625       0.25  saturates\n"
+        "e2m1                4             6                1                 0.5        0.5  saturates\n"
+        "mxfp8            8.25   7.62233e+40        9.184e-41           1.148e-41      0.125  saturates\n"
+        "mxfp8-e5m2       8.25   9.75658e+42        3.587e-43           8.968e-44       0.25  saturates\n"
+        "mxfp6-e2m3       6.25   1.27606e+39        5.877e-39           7.347e-40      0.125  saturates\n"
+        "mxfp6-e3m2       6.25   4.76395e+39        1.469e-39           3.673e-40       0.25  saturates\n"
+        "mxfp4            4.25   1.02085e+39        5.877e-39           2.939e-39        0.5  saturates\n"
+        "mxint8           8.25   3.37624e+38        5.877e-39           9.184e-41    0.01562  saturates\n"
+        "fp8-row             8   1.70141e+38        3.488e-17            4.36e-18      0.125  saturates\n"
+        "fp8-row-e5m2        8   1.70141e+38        1.064e-21           2.661e-22       0.25  saturates\n"
+        "fp8-1x128      8.0625   1.70141e+38        5.551e-17           6.939e-18      0.125  saturates\n"
+        "fp8-128x128   8.00049   1.70141e+38        5.551e-17           6.939e-18      0.125  saturates\n"
+        "int8-row            8   1.70141e+38        5.039e-13           7.874e-15    0.01562  saturates\n"
+        "nvfp4             4.5   1.70141e+38        5.813e-36           2.906e-36        0.5  saturates\n"
+        "nvfp4-16x16   4.03125   1.70141e+38        5.813e-36           2.906e-36        0.5  saturates\n"
+        "int4-group32        5   1.70141e+38        5.714e-13           1.429e-13       0.25  saturates\n"
+        "q1.7                8      0.992188         0.007812            0.007812   0.007812  saturates\n"
+        "q1.15              16      0.999969        3.052e-05           3.052e-05  3.052e-05  saturates\n"
     )
 
 
@@ -79,7 +88,7 @@ def test_fits_a_hundred_columns(arguments):
 
 def test_gives_the_formats_as_json():
     formats = json.loads(invoke("--json").output)
-    assert len(formats) == 19
+    assert len(formats) == 28
     assert formats[5] == {
         "format": "e4m3",
         "num_bits": 8,

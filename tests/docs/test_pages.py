@@ -68,6 +68,9 @@ model = Net()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 loader = [(torch.randn(16, 8), torch.randint(0, 4, (16,))) for _ in range(3)]
 criterion = nn.CrossEntropyLoss()
+models = [nn.Linear(8, 4), nn.Linear(8, 4)]
+optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in models]
+x, y = loader[0]
 """
 ENGINES = """
 import numpy as np

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from roundoff.errors import FormatError
-from roundoff.formats import FixedPoint, SmallFloat, eps_of_dtype, format_named, known_formats, round_to
+from roundoff.formats import FixedPoint, ScaledBlocks, SmallFloat, eps_of_dtype, format_named, known_formats, round_to
 
 NAMES = [
     "fp64",
@@ -24,6 +24,15 @@ NAMES = [
     "mxfp6-e2m3",
     "mxfp6-e3m2",
     "mxfp4",
+    "mxint8",
+    "fp8-row",
+    "fp8-row-e5m2",
+    "fp8-1x128",
+    "fp8-128x128",
+    "int8-row",
+    "nvfp4",
+    "nvfp4-16x16",
+    "int4-group32",
     "q1.7",
     "q1.15",
 ]
@@ -67,7 +76,8 @@ def test_an_unknown_name_is_an_error_with_the_known_ones_and_a_guess():
     assert str(caught.value) == (
         "No format 'e4m3f'.\n"
         "  why: known formats are fp64, fp32, tf32, bf16, fp16, e4m3, e5m2, e4m3fnuz, e5m2fnuz, e2m3, e3m2, e2m1, "
-        "mxfp8, mxfp8-e5m2, mxfp6-e2m3, mxfp6-e3m2, mxfp4, q1.7, q1.15.\n"
+        "mxfp8, mxfp8-e5m2, mxfp6-e2m3, mxfp6-e3m2, mxfp4, mxint8, fp8-row, fp8-row-e5m2, fp8-1x128, "
+        "fp8-128x128, int8-row, nvfp4, nvfp4-16x16, int4-group32, q1.7, q1.15.\n"
         "  fix: did you mean 'e4m3fn'? For other formats see `roundoff docs add-a-format`"
     )
 
@@ -97,9 +107,11 @@ def test_every_format_holds_the_limits_it_states(fmt):
     assert 0 < fmt.smallest_subnormal <= fmt.smallest_normal <= fmt.largest < math.inf
     held = [fmt.eps if isinstance(fmt, FixedPoint) else 1 + fmt.eps, fmt.largest]
     held += [limit for limit in (fmt.smallest_subnormal, fmt.smallest_normal) if limit >= 2.0**-1022]
+    scales_are_rounded = isinstance(fmt, ScaledBlocks)
     for number in held:
-        assert round_to(torch.tensor([number], dtype=torch.float64), fmt).item() == number
-    if fmt.name != "fp64":
+        result = round_to(torch.tensor([number], dtype=torch.float64), fmt).item()
+        assert result == (pytest.approx(number, rel=1e-6, abs=0) if scales_are_rounded else number)
+    if fmt.name != "fp64" and not scales_are_rounded:
         beyond = round_to(torch.tensor([2 * fmt.largest], dtype=torch.float64), fmt).item()
         expected = {"saturate": fmt.largest, "infinity": math.inf, "nan": math.nan}[fmt.overflow]
         assert beyond == pytest.approx(expected, rel=0, nan_ok=True)

@@ -11,7 +11,7 @@ from roundoff.precision import RecipeOptimizer, apply_recipe, known_recipes
 from tests.precision.small_trainings import IMAGES, accuracy, batch_of, prepared, sgd, small_net, train, weights_of
 
 NAMES = [recipe.name for recipe in known_recipes()]
-NATIVE = ["half", "O1", "O2", "O3", "bf16", "bf16-master", "bf16-stochastic", "bf16-kahan"]
+NATIVE = ["half", "half-by-hand", "O1", "O2", "O3", "bf16", "bf16-master", "bf16-stochastic", "bf16-kahan"]
 CASES = [*((name, "auto") for name in [*NAMES, "O2+act4"]), *((name, "native") for name in NATIVE)]
 every_recipe = pytest.mark.parametrize(("name", "arithmetic"), CASES, ids=lambda value: value)
 
@@ -152,7 +152,7 @@ def test_evaluates_the_same_twice_and_without_gradients(name: str, arithmetic: s
     with torch.no_grad():
         first, second = model(IMAGES[:32]), model(IMAGES[:32])
     assert torch.equal(first, second)
-    assert first.dtype is torch.float32
+    assert first.dtype is (torch.float16 if name == "half-by-hand" else torch.float32)
     assert not first.requires_grad
 
 

@@ -363,7 +363,7 @@ def test_an_error_of_the_inner_optimizer_itself_is_passed_on():
         train(model, optimizer, range(1))
 
 
-def test_several_models_in_a_list_are_an_error():
-    models = [small_net(), small_net()]
-    with pytest.raises(RecipeError, match=r"one nn\.Module, not to a list[^$]*apply it to each model"):
-        apply_recipe(models, sgd(models[0]), "O2")
+def test_something_else_than_a_model_is_an_error():
+    model = small_net()
+    with pytest.raises(RecipeError, match=r"an nn\.Module or a list of them, not to a dict"):
+        apply_recipe({"model": model}, sgd(model), "O2")

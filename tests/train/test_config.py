@@ -72,3 +72,10 @@ def test_settings_that_change_the_numbers_are_named_and_others_are_not():
 def test_a_config_survives_pickling():
     config = TrainConfig(augment=("crop",), runs=Path("elsewhere"))
     assert pickle.loads(pickle.dumps(config)) == config
+
+
+def test_layers_stay_wide_by_their_role():
+    config = TrainConfig(recipe="half", wide=("head",))
+    assert config.command() == "roundoff train --recipe half --wide head"
+    with pytest.raises(TrainError, match="tail"):
+        TrainConfig(wide=("tail",))

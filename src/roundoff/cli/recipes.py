@@ -40,7 +40,17 @@ def show_command(name: str, as_json: bool) -> None:
     from roundoff.precision import find_recipe, to_toml
 
     recipe = find_recipe(name)
-    echo(json.dumps(asdict(recipe), indent=1) if as_json else to_toml(recipe), nl=as_json)
+    text = f"# Arithmetic: {_arithmetic(recipe)}\n{to_toml(recipe)}"
+    echo(json.dumps(asdict(recipe), indent=1) if as_json else text, nl=as_json)
+
+
+def _arithmetic(recipe: Recipe) -> str:
+    """Say whether a recipe is computed by the device or emulated."""
+    if recipe.compute in ("operands", "fixed") or recipe.arithmetic == "emulated":
+        return "emulated on every device: computed in fp32 from rounded values; no kernels of torchao are used."
+    if recipe.compute in ("plain", "autocast") or recipe.arithmetic == "native":
+        return "native: computed by the device."
+    return "native; emulated on a CPU, where that is faster."
 
 
 def _list(recipes: tuple[Recipe, ...]) -> str:

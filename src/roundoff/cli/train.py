@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     "--model", help="resnet-small, resnet18, resnet50, gpt-small, hf:CONFIG.  [default: one that suits the data]"
 )
 @click.option("--recipe", default="fp32", show_default=True, help="A recipe's name, or a TOML file.")
+@click.option("--wide", metavar="LIST", help="Layers that stay in fp32 whatever the recipe: any of router,head.")
 @click.option(
     "--loss-scale",
     metavar="SCALE",
@@ -120,8 +121,9 @@ def settings_of(options: dict[str, Any]) -> dict[str, Any]:
         settings["lr_scaling"] = not settings.pop("no_lr_scaling")
     if "loss_scale" in settings:
         settings["loss_scale"] = _loss_scale(settings["loss_scale"])
-    if "augment" in settings:
-        settings["augment"] = tuple(settings["augment"].split(","))
+    for name in ("augment", "wide"):
+        if name in settings:
+            settings[name] = tuple(settings[name].split(","))
     return settings
 
 

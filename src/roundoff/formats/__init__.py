@@ -5,6 +5,7 @@ from roundoff.formats.fixed_point import FixedPoint
 from roundoff.formats.format import Format
 from roundoff.formats.registry import eps_of_dtype, format_named, known_formats
 from roundoff.formats.round_to import RoundingEffect, effect_of, round_to
+from roundoff.formats.scaled_blocks import ScaledBlocks
 from roundoff.formats.small_float import SmallFloat
 from roundoff.kernels.rounding_rules import Overflow, Rounding
 
@@ -15,6 +16,7 @@ __all__ = [
     "Overflow",
     "Rounding",
     "RoundingEffect",
+    "ScaledBlocks",
     "SmallFloat",
     "effect_of",
     "eps_of_dtype",

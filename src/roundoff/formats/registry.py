@@ -10,6 +10,7 @@ from roundoff.errors import FormatError
 from roundoff.formats.block import BlockFormat
 from roundoff.formats.fixed_point import FixedPoint
 from roundoff.formats.format import Format
+from roundoff.formats.scaled_blocks import ScaledBlocks
 from roundoff.formats.small_float import SmallFloat
 
 # Overflow is that of torch 2.13's casts on the CPU; tests/formats/test_registry.py checks this.
@@ -18,6 +19,16 @@ _E5M2: Final = SmallFloat(name="e5m2", exponent_bits=5, mantissa_bits=2, largest
 _E2M3: Final = SmallFloat(name="e2m3", exponent_bits=2, mantissa_bits=3, largest=7.5, overflow="saturate")
 _E3M2: Final = SmallFloat(name="e3m2", exponent_bits=3, mantissa_bits=2, largest=28.0, overflow="saturate")
 _E2M1: Final = SmallFloat(name="e2m1", exponent_bits=2, mantissa_bits=1, largest=6.0, overflow="saturate")
+# Integers as floats of one exponent, evenly spaced: multiples of 2**-6 in MXINT8, whole numbers elsewhere.
+_INT8_FRACTION: Final = SmallFloat(
+    name="int8", exponent_bits=1, mantissa_bits=6, bias=1, largest=127 / 64, overflow="saturate", signed_zero=False
+)
+_INT8: Final = SmallFloat(
+    name="int8", exponent_bits=1, mantissa_bits=6, bias=-5, largest=127.0, overflow="saturate", signed_zero=False
+)
+_INT4: Final = SmallFloat(
+    name="int4", exponent_bits=1, mantissa_bits=2, bias=-1, largest=7.0, overflow="saturate", signed_zero=False
+)
 
 _KNOWN: Final[tuple[Format, ...]] = (
     SmallFloat.ieee(11, 52, name="fp64"),
@@ -41,6 +52,15 @@ _KNOWN: Final[tuple[Format, ...]] = (
     BlockFormat(name="mxfp6-e2m3", element=_E2M3),
     BlockFormat(name="mxfp6-e3m2", element=_E3M2),
     BlockFormat(name="mxfp4", element=_E2M1),
+    BlockFormat(name="mxint8", element=_INT8_FRACTION),
+    ScaledBlocks(name="fp8-row", element=_E4M3, block_size=0),
+    ScaledBlocks(name="fp8-row-e5m2", element=_E5M2, block_size=0),
+    ScaledBlocks(name="fp8-1x128", element=_E4M3, block_size=128, scale="power_of_two"),
+    ScaledBlocks(name="fp8-128x128", element=_E4M3, block_size=128, block_rows=128, scale="power_of_two"),
+    ScaledBlocks(name="int8-row", element=_INT8, block_size=0),
+    ScaledBlocks(name="nvfp4", element=_E2M1, block_size=16, scale="e4m3"),
+    ScaledBlocks(name="nvfp4-16x16", element=_E2M1, block_size=16, block_rows=16, scale="e4m3"),
+    ScaledBlocks(name="int4-group32", element=_INT4, block_size=32),
     FixedPoint(num_bits=8, step=2.0**-7),
     FixedPoint(num_bits=16, step=2.0**-15),
 )

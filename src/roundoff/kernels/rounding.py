@@ -29,12 +29,12 @@ def round_float(
     x = x.detach().resolve_neg()
     kernels = compiled_for(x)
     if kernels is None:
-        return _copy_to_out(out, round_float_torch(x, grid, rounding=rounding, key=key))
+        return copy_to_out(out, round_float_torch(x, grid, rounding=rounding, key=key))
     of_grid = _grid_numbers(grid, x.dtype)
     if of_grid is None:
-        return _copy_to_out(out, x.clone() if out is None else x)
+        return copy_to_out(out, x.clone() if out is None else x)
     numbers = (*of_grid, ROUNDING_CODES[rounding], key)
-    return _write_dense(kernels.round_float, x, out, numbers, in_order=rounding == "stochastic")
+    return write_dense(kernels.round_float, x, out, numbers, in_order=rounding == "stochastic")
 
 
 def round_fixed(
@@ -59,11 +59,11 @@ def round_fixed(
     runs = None if kernels is None else _runs_of(x, step)
     if kernels is None or runs is None:
         result = round_fixed_torch(x, step=step, lowest=lowest, highest=highest, rounding=rounding, key=key)
-        return _copy_to_out(out, result)
+        return copy_to_out(out, result)
     steps, inner = runs
     numbers = steps.buffer_info()[0], len(steps), inner, float(lowest), float(highest), ROUNDING_CODES[rounding], key
     in_order = rounding == "stochastic" or len(steps) > 1
-    return _write_dense(kernels.round_fixed, x, out, numbers, in_order=in_order)
+    return write_dense(kernels.round_fixed, x, out, numbers, in_order=in_order)
 
 
 def round_blocks(
@@ -92,7 +92,7 @@ def round_blocks(
             result = round_blocks_torch(
                 rows, grid, block_size=block_size, max_exponent=max_exponent, rounding=rounding, key=key
             ).view(x.shape)
-        return _copy_to_out(out, result)
+        return copy_to_out(out, result)
     numbers = (
         rows.shape[-1],
         block_size,
@@ -104,7 +104,7 @@ def round_blocks(
         ROUNDING_CODES[rounding],
         key,
     )
-    return _write_dense(kernels.round_blocks, x, out, numbers, in_order=True)
+    return write_dense(kernels.round_blocks, x, out, numbers, in_order=True)
 
 
 @functools.cache
@@ -129,7 +129,7 @@ def _runs_of(x: Tensor, step: float | Tensor) -> tuple[array[float], int] | None
     return array("d", step.detach().flatten().tolist()), max(inner, 1)
 
 
-def _copy_to_out(out: Tensor | None, result: Tensor) -> Tensor:
+def copy_to_out(out: Tensor | None, result: Tensor) -> Tensor:
     """Return `result`, or `out` holding it."""
     if out is None:
         return result
@@ -137,7 +137,7 @@ def _copy_to_out(out: Tensor | None, result: Tensor) -> Tensor:
         return out.copy_(result)
 
 
-def _write_dense(
+def write_dense(
     kernel: Callable[..., None], x: Tensor, out: Tensor | None, numbers: Sequence[float], *, in_order: bool
 ) -> Tensor:
     """Call a compiled kernel on dense memory and return the result: `out` if given, else a new tensor.

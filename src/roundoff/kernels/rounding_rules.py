@@ -66,7 +66,12 @@ Overflow = Literal["saturate", "infinity", "nan"]
 ROUNDINGS: Final[tuple[Rounding, ...]] = get_args(Rounding)
 OVERFLOWS: Final[tuple[Overflow, ...]] = get_args(Overflow)
 
+BlockScale = Literal["fp32", "power_of_two", "e4m3"]
+"""How exact the scale of a block is; `e4m3` is relative to one fp32 scale for the whole tensor."""
+BLOCK_SCALES: Final[tuple[BlockScale, ...]] = get_args(BlockScale)
+
 # The codes are those of csrc/rounding.h.
+BLOCK_SCALE_CODES: Final = {scale: code for code, scale in enumerate(BLOCK_SCALES)}
 ROUNDING_CODES: Final = {rounding: code for code, rounding in enumerate(ROUNDINGS)}
 OVERFLOW_CODES: Final = {overflow: code for code, overflow in enumerate(OVERFLOWS)}
 

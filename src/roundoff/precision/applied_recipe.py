@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from roundoff.precision.compute.computation import Computation
 from roundoff.precision.loss_scaler import LossScaler
 from roundoff.precision.recipe.recipe import Recipe
-from roundoff.precision.weights import Weight, Weights
+from roundoff.precision.weights import Weight, Weights, agreed_overflow, first_nonfinite, unscale, with_gradient
 from roundoff.torch_private import foreach_copy_
 
 if TYPE_CHECKING:
@@ -98,20 +98,21 @@ class StepMemory:
     Parameters, buffers, main weights and the inner optimizer's state are not included: the caller saves those tensors.
     """
 
-    scaler: dict[str, Any]
+    scalers: list[dict[str, Any]]
     computation: dict[str, Any]
     updates: dict[str, Any]
     current: dict[Tensor, bool]
     """By parameter: whether its main weight is up to date with it."""
-    buffers: tuple[list[Tensor], list[Tensor], bool] | None
-    counts: tuple[int, float | None, list[str | None]]
+    buffers: list[tuple[list[Tensor], list[Tensor], bool]]
+    counts: tuple[int, float | None, list[str | None], dict[int, str | None]]
     optimizers: list[tuple[list[Weight] | None, str | None]]
 
 
 class AppliedRecipe:
-    """One model with one recipe.
+    """One model, or several, with one recipe.
 
-    With several optimizers, a step of the loss scaler ends when all have stepped, or at the next backward.
+    With several optimizers, a step of the loss scaler ends when all have stepped, or at the next backward. With several
+    losses, each has a scaler of its own, and its gradients are unscaled right after its backward.
     """
 
     def __init__(
@@ -120,15 +121,15 @@ class AppliedRecipe:
         *,
         computation: Computation,
         weights: Weights,
-        scaler: LossScaler,
-        buffers: BufferRollback | None,
+        scalers: Sequence[LossScaler],
+        buffers: Sequence[BufferRollback],
         extras: list[Removable],
         log_losses: bool,
     ) -> None:
         self.recipe = recipe
         self.computation = computation
         self.weights = weights
-        self.scaler = scaler
+        self.scalers = scalers
         self.buffers = buffers
         self.extras = extras
         self.optimizers: list[RecipeOptimizer] = []
@@ -136,6 +137,39 @@ class AppliedRecipe:
         self._log_losses = log_losses
         self._loss: float | None = None
         self._overflows: list[str | None] = []
+        self._loss_overflows: dict[int, str | None] = {}
+        """By number of the loss, for those of this step: its first gradient that was not finite."""
+
+    @property
+    def scaler(self) -> LossScaler:
+        """The scaler of the first loss, usually the only one."""
+        return self.scalers[0]
+
+    @property
+    def gradient_scale(self) -> float:
+        """The factor that gradients contain after a backward."""
+        return self.scaler.scale if len(self.scalers) == 1 else 1.0
+
+    def backward(self, loss: Tensor, loss_id: int, **kwargs: Any) -> None:
+        """Scale a loss and run its backward; with several losses, add its gradients, unscaled, to those before."""
+        scale = self.scalers[loss_id].scale
+        scaled = loss if scale == 1.0 else loss.float() * scale
+        if len(self.scalers) == 1:
+            scaled.backward(**kwargs)
+            return
+        weights = list(self.weights.by_parameter.values())
+        earlier = [(w.parameter, w.parameter.grad) for w in weights if w.parameter.grad is not None]
+        for parameter, _ in earlier:
+            parameter.grad = None
+        scaled.backward(**kwargs)
+        self.weights.widen_gradients()
+        having = with_gradient(weights)
+        device = having[0].parameter.device if having else torch.device("cpu")
+        overflow = agreed_overflow(first_nonfinite(having), device)
+        self._loss_overflows[loss_id] = self._loss_overflows.get(loss_id) or overflow
+        unscale(having, scale)
+        for parameter, grad in earlier:
+            parameter.grad = grad if parameter.grad is None else parameter.grad.add_(grad)
 
     def note_backward(self, loss: Tensor) -> None:
         """Note that a loss is about to be scaled."""
@@ -147,8 +181,9 @@ class AppliedRecipe:
 
     def note_step(self, overflow: str | None) -> None:
         """Note that one optimizer has stepped, or has skipped its step because of the gradient `overflow`."""
-        if overflow is not None and self.buffers is not None:
-            self.buffers.restore()
+        if overflow is not None:
+            for buffers in self.buffers:
+                buffers.restore()
         self._overflows.append(overflow)
         if len(self._overflows) >= len(self.optimizers):
             self._end_step()
@@ -158,33 +193,39 @@ class AppliedRecipe:
         loss, self._loss = self._loss, None
         self._overflows = []
         self.num_backwards = 0
-        if self.buffers is not None:
-            self.buffers.forget()
-        self.scaler.update(overflow=overflow, loss=loss)
+        for buffers in self.buffers:
+            buffers.forget()
+        if len(self.scalers) == 1:
+            self.scaler.update(overflow=overflow, loss=loss)
+            return
+        ended, self._loss_overflows = self._loss_overflows, {}
+        for loss_id, of_loss in ended.items():
+            self.scalers[loss_id].update(overflow=of_loss, loss=loss)
 
     def remember(self) -> StepMemory:
         """Return a copy of the state at the start of the next step."""
         return StepMemory(
-            scaler=self.scaler.remember(),
+            scalers=[scaler.remember() for scaler in self.scalers],
             computation=copy.deepcopy(self.computation.state_dict()),
             updates=copy.deepcopy(self.weights.state_dict()),
             current={p: p._version == weight.version for p, weight in self.weights.by_parameter.items()},
-            buffers=None if self.buffers is None else self.buffers.remember(),
-            counts=(self.num_backwards, self._loss, list(self._overflows)),
+            buffers=[buffers.remember() for buffers in self.buffers],
+            counts=(self.num_backwards, self._loss, list(self._overflows), dict(self._loss_overflows)),
             optimizers=[optimizer.remember_gradients() for optimizer in self.optimizers],
         )
 
     def recall(self, memory: StepMemory) -> None:
         """Return to an earlier state; the tensors must be restored already, or be restored without a new version."""
-        self.scaler.recall(memory.scaler)
+        for scaler, state in zip(self.scalers, memory.scalers, strict=True):
+            scaler.recall(state)
         self.computation.recall(copy.deepcopy(memory.computation))
         self.weights.load_state_dict(copy.deepcopy(memory.updates))
         for parameter, is_current in memory.current.items():
             self.weights.by_parameter[parameter].version = parameter._version if is_current else -1
-        if self.buffers is not None and memory.buffers is not None:
-            self.buffers.recall(memory.buffers)
-        self.num_backwards, self._loss, overflows = memory.counts
-        self._overflows = list(overflows)
+        for buffers, copies in zip(self.buffers, memory.buffers, strict=True):
+            buffers.recall(copies)
+        self.num_backwards, self._loss, overflows, of_losses = memory.counts
+        self._overflows, self._loss_overflows = list(overflows), dict(of_losses)
         for optimizer, gradients in zip(self.optimizers, memory.optimizers, strict=True):
             optimizer.recall_gradients(gradients)
 
@@ -197,13 +238,16 @@ class AppliedRecipe:
         own = self.remember()
         weights = list(self.weights.by_parameter.values())
         versions = [weight.grad_version for weight in weights]
-        log, self.scaler.log = self.scaler.log, None
+        logs = [scaler.log for scaler in self.scalers]
+        for scaler in self.scalers:
+            scaler.log = None
         self.recall(memory)
         try:
             yield
         finally:
             self.recall(own)
-            self.scaler.log = log
+            for scaler, log in zip(self.scalers, logs, strict=True):
+                scaler.log = log
             for weight, version in zip(weights, versions, strict=True):
                 weight.grad_version = version
 
@@ -226,20 +270,22 @@ class AppliedRecipe:
         return {
             "recipe": self.recipe.name,
             "scaler": self.scaler.state_dict(),
+            **({"more_scalers": [each.state_dict() for each in self.scalers[1:]]} if len(self.scalers) > 1 else {}),
             "weights": self.weights.state_dict(),
             "computation": self.computation.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a state; state of another recipe that this one does not have is ignored."""
-        self.scaler.load_state_dict(state["scaler"])
+        for scaler, saved in zip(self.scalers, [state["scaler"], *state.get("more_scalers", ())], strict=False):
+            scaler.load_state_dict(saved)
         self.weights.load_state_dict(state.get("weights", {}))
         self.computation.load_state_dict(state.get("computation", {}))
 
     def remove(self) -> None:
         """Remove all hooks from the model."""
         self.computation.detach()
-        if self.buffers is not None:
-            self.buffers.detach()
+        for buffers in self.buffers:
+            buffers.detach()
         for extra in self.extras:
             extra.remove()

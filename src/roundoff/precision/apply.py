@@ -27,9 +27,16 @@ from roundoff.precision.loss_scaler import LossScaler, ScaleLog
 from roundoff.precision.optimizer import RecipeOptimizer, check_optimizers
 from roundoff.precision.recipe.fixed_point_settings import TensorKind, TensorSetting
 from roundoff.precision.recipe.named_recipes import find_recipe
-from roundoff.precision.recipe.recipe import Arithmetic, Recipe, ScaleSettings, scale_settings
+from roundoff.precision.recipe.recipe import Arithmetic, Recipe, Role, ScaleSettings, scale_settings
 from roundoff.precision.recipe.recipe_environment import apply_changes, recipe_in_environment, write_applied_recipe
-from roundoff.precision.recipe.site_formats import dtype_of, names_an_op, override_sites, overrides_in_environment
+from roundoff.precision.recipe.roles import layers_with_roles
+from roundoff.precision.recipe.site_formats import (
+    dtype_of,
+    names_an_op,
+    override_sites,
+    overrides_in_environment,
+    site_of,
+)
 from roundoff.precision.weights import Weights, copy_master_weights
 
 
@@ -40,7 +47,9 @@ def apply_recipe(
     recipe: str | Path | Recipe,
     *,
     loss_scale: str | float | ScaleSettings | None = None,
+    num_losses: int = 1,
     overrides: Mapping[str, str] | None = None,
+    wide: Sequence[Role] = (),
     arithmetic: Arithmetic | None = None,
     log: ScaleLog | None = None,
 ) -> tuple[nn.Module, RecipeOptimizer]: ...
@@ -51,33 +60,65 @@ def apply_recipe(
     recipe: str | Path | Recipe,
     *,
     loss_scale: str | float | ScaleSettings | None = None,
+    num_losses: int = 1,
     overrides: Mapping[str, str] | None = None,
+    wide: Sequence[Role] = (),
     arithmetic: Arithmetic | None = None,
     log: ScaleLog | None = None,
 ) -> tuple[nn.Module, tuple[RecipeOptimizer, ...]]: ...
+@overload
 def apply_recipe(
-    model: nn.Module,
+    model: Sequence[nn.Module],
+    optimizer: Optimizer,
+    recipe: str | Path | Recipe,
+    *,
+    loss_scale: str | float | ScaleSettings | None = None,
+    num_losses: int = 1,
+    overrides: Mapping[str, str] | None = None,
+    wide: Sequence[Role] = (),
+    arithmetic: Arithmetic | None = None,
+    log: ScaleLog | None = None,
+) -> tuple[list[nn.Module], RecipeOptimizer]: ...
+@overload
+def apply_recipe(
+    model: Sequence[nn.Module],
+    optimizer: Sequence[Optimizer],
+    recipe: str | Path | Recipe,
+    *,
+    loss_scale: str | float | ScaleSettings | None = None,
+    num_losses: int = 1,
+    overrides: Mapping[str, str] | None = None,
+    wide: Sequence[Role] = (),
+    arithmetic: Arithmetic | None = None,
+    log: ScaleLog | None = None,
+) -> tuple[list[nn.Module], tuple[RecipeOptimizer, ...]]: ...
+def apply_recipe(
+    model: nn.Module | Sequence[nn.Module],
     optimizer: Optimizer | Sequence[Optimizer],
     recipe: str | Path | Recipe,
     *,
     loss_scale: str | float | ScaleSettings | None = None,
+    num_losses: int = 1,
     overrides: Mapping[str, str] | None = None,
+    wide: Sequence[Role] = (),
     arithmetic: Arithmetic | None = None,
     log: ScaleLog | None = None,
-) -> tuple[nn.Module, RecipeOptimizer | tuple[RecipeOptimizer, ...]]:
+) -> tuple[nn.Module | list[nn.Module], RecipeOptimizer | tuple[RecipeOptimizer, ...]]:
     """Make a model train with a recipe; return the model, changed in place, and the optimizer to use from now on.
 
     Call it before wrapping the model in DistributedDataParallel. In the training loop, replace `loss.backward()` by
     `optimizer.backward(loss)`; nothing else changes.
 
     Args:
-        model: The model, in fp32.
-        optimizer: Any torch optimizer, or several for this model; several share one loss scale.
+        model: The model, in fp32, or a list of models; the sites of the second are then `1.blocks.0` and so on.
+        optimizer: Any torch optimizer, or several; several share one loss scale.
         recipe: A name (`roundoff recipes` lists them), a combination such as `O2+act4`, a TOML file, or a `Recipe`. A
             recipe in `ROUNDOFF_RECIPE` replaces it, together with `loss_scale`, `overrides` and `arithmetic`.
         loss_scale: Replaces that of the recipe: "dynamic", "dynamic:torch", a number, 0 for dynamic, "none".
+        num_losses: The number of losses that have a scale of their own; pass `loss_id` to `backward` then.
         overrides: Formats of single sites (`blocks.1.attn`) and ops (`blocks.1.attn:softmax`), in addition to those of
             the recipe; those in `ROUNDOFF_OVERRIDES` come last.
+        wide: Roles of layers that stay in fp32, besides those of the recipe: "router", "head".
         arithmetic: How narrow formats are computed: "native", "emulated" (fp32, rounded), or "auto".
         log: A function or a file that receives `step, loss, overflow, scale` of every step; reading the loss waits for
             the device.
@@ -85,41 +126,71 @@ def apply_recipe(
     Raises:
         RecipeError: the recipe does not exist, is invalid, or does not fit the model.
     """
-    _check_model(model)
+    models = [model] if isinstance(model, nn.Module) or not isinstance(model, Sequence) else list(model)
+    for each in models:
+        _check_model(each)
+    whole = model if isinstance(model, nn.Module) else nn.ModuleList(models)
     chosen = _choose_recipe(recipe, loss_scale, overrides, arithmetic)
+    chosen = _keep_wide(whole, replace(chosen, wide=(*chosen.wide, *wide)))
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     check_optimizers(optimizers)
     # Both raise for a pattern that matches nothing, before the model is changed.
-    override_sites(model, chosen.overrides)
-    op_overrides(model, chosen.overrides)
+    _check_no_whole_model(models, override_sites(whole, chosen.overrides), chosen)
+    op_overrides(whole, chosen.overrides)
     _warn_of_small_eps(chosen, optimizers)
-    shared = _attach_recipe(model, chosen, log)
+    shared = _attach_recipe(whole, models, chosen, _scalers(chosen, num_losses, log))
     wrapped = tuple(RecipeOptimizer(each, shared) for each in optimizers)
-    write_applied_recipe(model, chosen)
-    return model, wrapped[0] if isinstance(optimizer, Optimizer) else wrapped
+    write_applied_recipe(whole, chosen)
+    return whole if whole is model else models, wrapped[0] if isinstance(optimizer, Optimizer) else wrapped
 
 
-def _attach_recipe(model: nn.Module, recipe: Recipe, log: ScaleLog | None) -> AppliedRecipe:
-    buffers = BufferRollback() if recipe.loss_scale.may_skip else None
-    if buffers is not None:
-        buffers.attach(model)
-    computation = _computation_for(model, recipe)
+def _attach_recipe(
+    whole: nn.Module, models: Sequence[nn.Module], recipe: Recipe, scalers: Sequence[LossScaler]
+) -> AppliedRecipe:
+    buffers = [BufferRollback() for _ in models] if recipe.loss_scale.may_skip else []
+    for rollback, model in zip(buffers, models, strict=False):
+        rollback.attach(model)
+    computation = _computation_for(whole, recipe)
     if recipe.device_profile:
         _add_profile(computation, recipe.device_profile)
-    master_weights = copy_master_weights(model, recipe)
-    computation.attach(model)
-    weights = Weights(model, recipe, computation, master_weights)
-    weights.attach(model)
-    computation.enclose(model)
+    master_weights = copy_master_weights(whole, recipe)
+    computation.attach(whole)
+    weights = Weights(whole, recipe, computation, master_weights)
+    weights.round_gradients()
+    for model in models:
+        weights.attach(model)
+        computation.enclose(model)
     return AppliedRecipe(
         recipe,
         computation=computation,
         weights=weights,
-        scaler=LossScaler(recipe.loss_scale, log=log),
+        scalers=scalers,
         buffers=buffers,
-        extras=extras_for(model, recipe),
-        log_losses=log is not None,
+        extras=[extra for model in models for extra in extras_for(model, recipe)],
+        log_losses=any(scaler.log is not None for scaler in scalers),
     )
+
+
+def _keep_wide(model: nn.Module, recipe: Recipe) -> Recipe:
+    """Return the recipe with an override for every layer that stays wide because of its role."""
+    wide = {site_of(name): "fp32" for name in layers_with_roles(model, recipe.wide)}
+    return replace(recipe, overrides={**wide, **recipe.overrides})
+
+
+def _scalers(recipe: Recipe, num_losses: int, log: ScaleLog | None) -> list[LossScaler]:
+    if num_losses < 1:
+        raise RecipeError.explain(f"num_losses = {num_losses} is invalid.", why="a training has at least one loss.")
+    return [LossScaler(recipe.loss_scale, log=log) for _ in range(num_losses)]
+
+
+def _check_no_whole_model(models: Sequence[nn.Module], overridden: Mapping[nn.Module, str], recipe: Recipe) -> None:
+    for place, model in enumerate(models):
+        if model in overridden and len(models) > 1:
+            raise RecipeError.explain(
+                f"An override keeps all of model {place} in {overridden[model]}.",
+                why=f"recipe '{recipe.name}' is applied to it as a whole.",
+                fix="leave that model out of the list, and apply another recipe to it.",
+            )
 
 
 def _choose_recipe(
@@ -144,9 +215,8 @@ def _choose_recipe(
 def _check_model(model: object) -> None:
     if not isinstance(model, nn.Module):
         raise RecipeError.explain(
-            f"A recipe applies to one nn.Module, not to a {type(model).__name__}.",
-            fix="apply it to each model with its optimizer; put models that share an optimizer into one module whose "
-            "forward calls them.",
+            f"A recipe applies to an nn.Module or a list of them, not to a {type(model).__name__}.",
+            fix="pass the model whose forward the training calls.",
         )
     if any(p.is_meta for p in model.parameters()):
         raise RecipeError.explain(

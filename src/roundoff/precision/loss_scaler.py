@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +123,15 @@ class LossScaler:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a state. A static scale keeps its value; from another kind only step and skips are taken."""
+        """Continue from a state. A static scale keeps its value; from another kind only step and skips are taken.
+
+        States of `torch.amp.GradScaler` and of apex's amp are read as well; that of a disabled GradScaler is empty.
+        """
+        if not state:
+            return
+        if "growth_factor" in state:
+            self._adopt(state)
+        state = _in_our_words(state, step=self.step)
         missing = [name for name in ("kind", "scale", "num_clean", "step") if name not in state]
         if missing:
             raise RecipeError.explain(
@@ -138,6 +146,16 @@ class LossScaler:
         if self.settings.kind == "dynamic":
             self.scale = float(state["scale"])
 
+    def _adopt(self, state: dict[str, Any]) -> None:
+        """Take over how the scale of a GradScaler grows and falls."""
+        if self.settings.kind == "dynamic":
+            self.settings = replace(
+                self.settings,
+                growth=float(state["growth_factor"]),
+                backoff=float(state["backoff_factor"]),
+                interval=int(state["growth_interval"]),
+            )
+
     def _write_log(self, step: ScaledStep) -> None:
         if callable(self.log):
             self.log(step)
@@ -146,3 +164,14 @@ class LossScaler:
         elif self.log is not None:
             with Path(self.log).open("a", encoding="utf-8") as file:
                 file.write(step.line() + "\n")
+
+
+def _in_our_words(state: dict[str, Any], *, step: int) -> dict[str, Any]:
+    """Return the state of a GradScaler, or of apex's first scaler, as one of ours; other states as they are."""
+    if "_growth_tracker" in state:
+        return {"kind": "dynamic", "scale": state["scale"], "num_clean": state["_growth_tracker"], "step": step}
+    apex = state.get("loss_scaler0")
+    if isinstance(apex, dict) and "loss_scale" in apex:
+        clean = apex.get("unskipped", 0)
+        return {"kind": "dynamic", "scale": apex["loss_scale"], "num_clean": clean, "step": step}
+    return state

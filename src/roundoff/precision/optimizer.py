@@ -105,13 +105,18 @@ class RecipeOptimizer(Optimizer):
 
     @property
     def scale(self) -> float:
-        """The factor by which the next loss is multiplied."""
+        """The factor by which the next loss is multiplied; with several losses, the first of them."""
         return self._shared.scaler.scale
+
+    @property
+    def scales(self) -> tuple[float, ...]:
+        """The factor by which each loss is multiplied."""
+        return tuple(scaler.scale for scaler in self._shared.scalers)
 
     @property
     def gradient_scale(self) -> float:
         """The factor that the gradients contain now: the scale, or 1 once they are unscaled."""
-        return self.scale if self._unscaled is None else 1.0
+        return self._shared.gradient_scale if self._unscaled is None else 1.0
 
     @property
     def may_skip(self) -> bool:
@@ -125,8 +130,8 @@ class RecipeOptimizer(Optimizer):
 
     @property
     def num_skips(self) -> int:
-        """How many steps have been skipped."""
-        return self._shared.scaler.num_skips
+        """How many steps have been skipped, of all losses."""
+        return sum(scaler.num_skips for scaler in self._shared.scalers)
 
     @property
     def extras(self) -> tuple[Removable, ...]:
@@ -137,16 +142,24 @@ class RecipeOptimizer(Optimizer):
         """Describe in a few lines how the model trains."""
         return self._shared.report()
 
-    def backward(self, loss: Tensor, **kwargs: Any) -> None:
-        """Scale the loss and run its backward; the arguments are those of `Tensor.backward`."""
+    def backward(self, loss: Tensor, *, loss_id: int = 0, **kwargs: Any) -> None:
+        """Scale the loss and run its backward; the other arguments are those of `Tensor.backward`.
+
+        `loss_id` says which of several losses it is, if `apply_recipe` was told their number.
+        """
+        if not 0 <= loss_id < len(self._shared.scalers):
+            raise RecipeError.explain(
+                f"There is no loss {loss_id}.",
+                why=f"the recipe was applied for {len(self._shared.scalers)}, which are counted from 0.",
+                fix=f"use apply_recipe(..., num_losses={max(loss_id, 0) + 1}).",
+            )
         if self._unscaled is not None:
             raise RecipeError.explain(
                 "backward() after unscale_() or clip_grad_norm_() would mix scaled and unscaled gradients.",
                 fix="call every backward() of a step first, then clip, then step().",
             )
         self.announce(loss)
-        scale = self.scale
-        (loss if scale == 1.0 else loss.float() * scale).backward(**kwargs)
+        self._shared.backward(loss, loss_id, **kwargs)
 
     def announce(self, loss: Tensor) -> None:
         """Announce the backward of an unscaled loss, for code that does not call `backward` of this optimizer."""
@@ -171,7 +184,7 @@ class RecipeOptimizer(Optimizer):
             device = having[0].parameter.device if having else torch.device("cpu")
             self._overflow = agreed_overflow(first_nonfinite(having), device)
         if self._overflow is None:
-            unscale(having, scaler.scale)
+            unscale(having, self._shared.gradient_scale)
         hand_over(self._weights)
         self._unscaled = having
 
@@ -252,12 +265,14 @@ class RecipeOptimizer(Optimizer):
                     ) from error
 
     def _close_step(self) -> None:
+        is_idle = not self._unscaled and not self._shared.num_backwards
         self._unscaled = None
         for weight in self._weights:
             weight.grad_version = -1  # the next gradient is another tensor with its own versions
         # After a skipped step, torch's schedulers would warn that the optimizer was never called.
         mark_as_stepped(self.inner)
-        self._shared.note_step(self._overflow)
+        if not is_idle:  # a step without a backward says nothing about the loss scale
+            self._shared.note_step(self._overflow)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients of the model and of its main weights."""
@@ -287,6 +302,10 @@ class RecipeOptimizer(Optimizer):
         self.inner.load_state_dict({key: value for key, value in state_dict.items() if key != _EXTRA})
         if _EXTRA in state_dict:
             self._shared.load_state_dict(state_dict[_EXTRA])
+
+    def load_scaler_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue with the loss scale of a `torch.amp.GradScaler` or of apex's amp, from their `state_dict()`."""
+        self._shared.scaler.load_state_dict(state_dict)
 
     def remember(self) -> StepMemory:
         """Return the state of the next step besides tensors: loss scale, counts, histories; see `repeating`."""

@@ -16,7 +16,7 @@ from roundoff.precision.compute.computation import Computation
 from roundoff.precision.compute.graph_rounding import gradient_rounder, round_in_place
 from roundoff.precision.compute.sharded_weights import is_distributed, local_part, place_of
 from roundoff.precision.recipe.recipe import Recipe
-from roundoff.precision.recipe.site_formats import dtype_of, formats_of_parameters, site_of
+from roundoff.precision.recipe.site_formats import dtype_of, formats_of_modules, formats_of_parameters, site_of
 from roundoff.torch_private import foreach_mul_
 
 _COMPENSATION = "kahan_compensation"
@@ -133,19 +133,25 @@ class Weights:
         self._wide_sums: list[Tensor] = []
         """Narrow parameters whose gradients accumulate in fp32."""
         self._loaded: dict[Tensor, Tensor] = {}
+        self._formats_of_modules = formats_of_modules(model, recipe)
         formats = _narrow_formats(model, recipe)
         self.by_parameter: dict[Tensor, Weight] = {
             parameter: self._make_weight(site_of(name), parameter, formats.get(parameter), master_weights)
             for name, parameter in model.named_parameters()
         }
 
-    def attach(self, model: nn.Module) -> None:
-        """Round the gradients of narrow weights, and put main weights into the model's `state_dict`."""
+    def round_gradients(self) -> None:
+        """Round the gradients of narrow weights from now on."""
         for weight in self.by_parameter.values():
             if weight.fmt is not None:
                 self._round_gradients(weight.parameter, weight.fmt)
+
+    def attach(self, model: nn.Module) -> None:
+        """Put main weights into the model's `state_dict`, and read them from there."""
         # A partial, because torch sets an attribute on the hook.
         self._computation.keep(model.register_state_dict_post_hook(partial(self._give_main)))
+        if self._recipe.saved == "narrow":
+            self._computation.keep(model.register_state_dict_post_hook(partial(self._narrow_saved)))
         self._computation.keep(model.register_load_state_dict_pre_hook(self._before_load))
         self._computation.keep(model.register_load_state_dict_post_hook(self._after_load))
 
@@ -239,6 +245,16 @@ class Weights:
                 current = weight.parameter._version == weight.version
                 state[prefix + name] = weight.main.detach() if current else parameter.detach().float()
 
+    def _narrow_saved(self, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+        """Give the weights and buffers in a state dict the dtype of their format."""
+        for site, owner in module.named_modules():
+            dtype = dtype_of(self._formats_of_modules.get(owner, "fp32"))
+            for name in [*owner._parameters, *owner._buffers]:
+                key = f"{prefix}{site}{'.' if site else ''}{name}"
+                value = state.get(key)
+                if isinstance(value, Tensor) and value.is_floating_point() and dtype is not None:
+                    state[key] = value.detach().to(dtype)
+
     def _before_load(self, module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
         self._loaded = {}
         for name, parameter in module.named_parameters(remove_duplicate=False):
@@ -265,7 +281,7 @@ class Weights:
         # A copied model has no optimizer, hence no main weights.
         copy = object.__new__(Weights)
         copy._recipe, copy._computation = self._recipe, self._computation
-        copy.by_parameter, copy._loaded = {}, {}
+        copy.by_parameter, copy._loaded, copy._formats_of_modules = {}, {}, {}
         return copy
 
 

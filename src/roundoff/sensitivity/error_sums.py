@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from roundoff.formats import BlockFormat, Format, round_to
+from roundoff.formats import BlockFormat, Format, ScaledBlocks, round_to
 from roundoff.kernels.compiled import where_fp64_is
 from roundoff.sensitivity.effects import LossEffect, OpPart, Rounded
 
@@ -40,7 +40,7 @@ def sums_of(x: Tensor, fmt: Format) -> Tensor:
 
 def _is_within(x: Tensor, fmt: Format) -> bool:
     """Whether nothing exceeds the format's largest number; checked only on a CPU, where it means no waiting."""
-    if not x.is_cpu or not x.numel() or isinstance(fmt, BlockFormat):
+    if not x.is_cpu or not x.numel() or isinstance(fmt, BlockFormat | ScaledBlocks):
         return False
     least, most = torch.aminmax(x)
     return bool(-fmt.largest <= least) and bool(most <= fmt.largest)

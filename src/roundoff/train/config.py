@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from roundoff.errors import TrainError
-from roundoff.precision.recipe.recipe import FLAVOURS
+from roundoff.precision.recipe.recipe import FLAVOURS, ROLES, Role
 from roundoff.runs import JsonValue
 from roundoff.words import plural
 
@@ -64,6 +64,8 @@ class TrainConfig:
 
     recipe: str = "fp32"
     """A name, or the path of a TOML file."""
+    wide: tuple[Role, ...] = ()
+    """Layers that stay in fp32 whatever the recipe says: any of router and head."""
     loss_scale: float | str | None = "recipe"
     """'recipe': that of the recipe; 0, 'dynamic' or a flavour such as 'dynamic:torch'; a number: static; None: none."""
     loss_factor: float = 1.0
@@ -141,6 +143,7 @@ class TrainConfig:
         _check_choice("optimizer", self.optimizer, OPTIMIZERS)
         _check_choice("schedule", self.schedule, SCHEDULES)
         _check_choice("loss_reduction", self.loss_reduction, REDUCTIONS)
+        _check_choices("wide", self.wide, ROLES)
         _check_choices("augment", self.augment or (), (*AUGMENTATIONS, "none"))
         for name in ("epochs", "batch_size", "accumulate", "context", "image_size", "shrink", "procs"):
             self._check_at_least(name, 1)

@@ -130,7 +130,9 @@ class Trainer:
         optimizer = build_optimizer(config, model)
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
-            self.model, self.optimizer = apply_recipe(model, optimizer, config.recipe, loss_scale=_loss_scale(config))
+            self.model, self.optimizer = apply_recipe(
+                model, optimizer, config.recipe, loss_scale=_loss_scale(config), wide=config.wide
+            )
         self.history.notes += [str(warning.message) for warning in warned]
         self.forward = (
             self.model if config.fsdp else ranks.wrap(self.model, find_unused_parameters=config.find_unused_parameters)

@@ -18,7 +18,7 @@ from roundoff.experiments.plan.site_choices import (
     format_choices,
     site_ops,
 )
-from roundoff.formats import BlockFormat, format_named
+from roundoff.formats import BlockFormat, ScaledBlocks, format_named
 from roundoff.runs.records.event import MODEL
 from roundoff.sensitivity.effects import LossEffect, Rounded, Sensitivity
 
@@ -223,7 +223,7 @@ def risk_of(unit: SiteOp, fmt: str, *, loss_scale: float = 1.0) -> Risk | None:
     """Return the most serious risk of a format at an op; None if there is none."""
     effects = unit.effects.get(fmt, ())
     # A format with its own scales does not overflow: large values are only less accurate.
-    has_scales = isinstance(format_named(fmt), BlockFormat)
+    has_scales = isinstance(format_named(fmt), BlockFormat | ScaledBlocks)
     too_large = None if has_scales else _overflow_risk(effects, fmt) or _headroom_risk(effects, fmt)
     return too_large or _precision_risk(effects, fmt) or _underflow_risk(effects, fmt, loss_scale=loss_scale)
 

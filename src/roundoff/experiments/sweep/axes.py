@@ -188,7 +188,7 @@ def _check_value(name: str, value: Any, *, where: str) -> Any:
                 name, value, f"dynamic, none, recipe, a number, or one of {', '.join(flavours)}", where=where
             )
         return _LOSS_SCALE_WORDS[value]
-    if name == "augment" and isinstance(value, list) and all(isinstance(item, str) for item in value):
+    if name in ("augment", "wide") and isinstance(value, list) and all(isinstance(item, str) for item in value):
         return tuple(value)
     allowed = _TYPES[name]
     if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):

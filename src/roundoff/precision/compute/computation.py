@@ -73,7 +73,7 @@ class ForwardMode(TorchFunctionMode):
 class _Reentry:
     """Hooks that enter the computation where a part of the model is called on its own.
 
-    Inside the model's forward they enter nothing.
+    Inside the model's forward they enter nothing, nor in what torch.compile traces: that is a whole forward.
     """
 
     def __init__(self, calls: OpenCalls, computing: Callable[[], AbstractContextManager[Any]]) -> None:
@@ -81,11 +81,14 @@ class _Reentry:
         self._computing = computing
 
     def before(self, module: nn.Module, args: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
         self._calls.leave_ended()
         self._calls.enter(module, contextlib.nullcontext() if self._calls else self._computing())
 
     def after(self, module: nn.Module, args: Any, output: Any) -> None:
-        self._calls.leave(module)
+        if not torch.compiler.is_compiling():
+            self._calls.leave(module)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Reentry:
         # A copied model computes in the same way, in the same threads.

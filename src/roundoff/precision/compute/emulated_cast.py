@@ -28,6 +28,7 @@ from roundoff.precision.compute.torch_ops import Function, open_composite
 from roundoff.precision.recipe.site_formats import (
     Boundary,
     boundaries,
+    dtype_of,
     formats_of_modules,
     formats_of_parameters,
     is_torch_norm,
@@ -157,10 +158,12 @@ class EmulatedCast(Computation):
             self._ops.follow(self, hand_on=partial(narrow_again, self._scope))
 
     def enter_inputs(self, inputs: Any) -> Any:
-        """Round float inputs as the cast would."""
+        """Round float inputs as the cast would; store inputs that are already narrow in fp32."""
         fmt = self._base
-        if fmt is None or self.recipe.inputs == "keep":
+        if fmt is None:
             return inputs
+        if self.recipe.inputs == "keep":
+            return map_floats(inputs, partial(_stored_in_fp32, dtype=dtype_of(fmt.name)))
         return map_floats(inputs, lambda x: round_with_gradient(x.float(), fmt))
 
     @contextmanager
@@ -209,6 +212,14 @@ class EmulatedCast(Computation):
             for buffer in module.buffers(recurse=False):
                 if buffer.is_floating_point() and fmt != "fp32":
                     round_in_place(buffer, format_named(fmt))
+
+
+def _stored_in_fp32(x: Tensor, dtype: torch.dtype | None) -> Tensor:
+    if x.dtype is not dtype:
+        return x
+    stored = x.float()
+    mark(stored, wide=False)
+    return stored
 
 
 def _narrow_format(name: str) -> Format | None:

@@ -108,6 +108,15 @@ def copy_marks(source: Any, target: Any) -> None:
             mark(other, wide=one._roundoff_wide)
 
 
+def _floats_in(values: Any) -> Iterator[Tensor]:
+    for x in values:
+        if isinstance(x, Tensor):
+            if x.is_floating_point():
+                yield x
+        elif isinstance(x, tuple | list):
+            yield from _floats_in(x)
+
+
 def _tensors_in(values: Any) -> list[Tensor]:
     found: list[Tensor] = []
 
@@ -147,7 +156,7 @@ class RoundResults(ForwardMode):
         if not policy.spreads:
             return func(*args, **kwargs)
         if func in EXACT:
-            wide = self._any_wide(args)
+            wide = self._is_result_wide(args, kwargs)
             result = self._stored_wide(func(*args, **kwargs))
             if wide != policy.starts_wide:
                 self._mark(result, wide=wide)
@@ -171,7 +180,7 @@ class RoundResults(ForwardMode):
         wide = (
             func in policy.wide
             or kwargs.get("dtype") is torch.float32
-            or self._any_wide(args[:1] if func in _NORMS else args)
+            or self._is_result_wide(args[:1] if func in _NORMS else args, {} if func in _NORMS else kwargs)
         )
         result = self._stored_wide(func(*args, **kwargs))
         if not wide:
@@ -189,19 +198,24 @@ class RoundResults(ForwardMode):
         """Mark the results of a call; `RoundingPoints` only notes it."""
         mark(values, wide=wide)
 
-    def _any_wide(self, args: Any) -> bool:
-        for x in args:
-            if isinstance(x, Tensor):
-                # As in torch's type promotion, a tensor without dimensions does not widen the others.
-                if self._is_wide(x) and x.dtype is torch.float32 and x.dim():
-                    return True
-            elif isinstance(x, tuple | list) and self._any_wide(x):
-                return True
-        return False
+    def _is_result_wide(self, args: Any, kwargs: dict[str, Any]) -> bool:
+        """Whether torch's type promotion gives a wide result, if narrow tensors had the emulated dtype."""
+        found = {True: 0, False: 0}
+        for x in _floats_in((*args, *kwargs.values())):
+            if x.dtype is torch.float32 or x.dtype is self._scope.dtype:
+                wide = x.dtype is torch.float32 and self._is_wide(x)
+                # A tensor without dimensions does not widen the others.
+                found[wide] = max(found[wide], 2 if x.dim() else 1)
+        if not self._policy.starts_wide:
+            return found[True] == 2
+        # A result of nothing narrow, such as `torch.full` or integers divided, has torch's default dtype.
+        return found[True] >= found[False]
 
     def _narrow_operand(self, x: Tensor) -> Tensor:
         fmt = self._scope.fmt
         assert fmt is not None
+        if x.dtype is self._scope.dtype:
+            return x.float()  # given in the emulated dtype; products compute in fp32
         if x.dtype is not torch.float32 or not self._is_wide(x):
             return x
         if not x.is_leaf or not x.requires_grad:

@@ -120,6 +120,8 @@ def _floats(values: Any) -> Iterator[Tensor]:
 class Autocast(Computation):
     """torch.autocast around the model's forward; overridden sites run outside of it, in their own format."""
 
+    reenters = True
+
     def attach(self, model: nn.Module) -> None:
         """Find the model's device, and switch the dtype at overridden sites."""
         self._device = next((p.device.type for p in model.parameters()), "cpu")

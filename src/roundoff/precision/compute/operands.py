@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import math
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,15 +17,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from roundoff.errors import RecipeError
-from roundoff.formats import BlockFormat, Format, Rounding, format_named, round_to
+from roundoff.formats import BlockFormat, Format, Rounding, ScaledBlocks, format_named, round_to
 from roundoff.kernels.summaries import absmax
 from roundoff.precision.compute.computation import Computation, ForwardMode, OpenCalls
+from roundoff.precision.compute.linear_products import LinearProducts
 from roundoff.precision.compute.op_overrides import OpOverride, OpOverrides, op_overrides
 from roundoff.precision.compute.sharded_weights import rank
 from roundoff.precision.compute.torch_ops import Function, op_name, open_composite
 from roundoff.precision.recipe.recipe import OperandScaling, OperandSettings, Recipe
 from roundoff.precision.recipe.recipe_environment import is_frozen
-from roundoff.precision.recipe.site_formats import boundaries, site_of
+from roundoff.precision.recipe.site_formats import boundaries, override_sites, site_of
 
 _LARGEST_SCALE: Final = 2.0**126
 
@@ -121,8 +123,10 @@ class OperandRounding(Computation):
     def attach(self, model: nn.Module) -> None:
         """Name the weights, and switch the formats at overridden sites."""
         self._names = {parameter: site_of(name) for name, parameter in model.named_parameters()}
+        for module in _wide_layers(model, self.recipe):
+            self.bracket(module, around=partial(self._rounding_to, _uniform(self.recipe.operands, "bf16")))
         for module, fmt, _ in boundaries(model, self.recipe):
-            formats = None if fmt == "fp32" else replace(self.recipe.operands, forward=fmt, backward=fmt)
+            formats = None if fmt == "fp32" else _uniform(self.recipe.operands, fmt)
             self.bracket(module, around=partial(self._rounding_to, formats))
         self._ops = OpOverrides(model, self.recipe.overrides)
         if self._ops:
@@ -196,12 +200,16 @@ class RoundOperands(ForwardMode):
         (first, first_axis), (second, second_axis), result_axis = places
         if len(args) <= second:  # keyword operands are rare, and torch has several names for them
             return func(*args, **kwargs)
+        if formats.layers_only and args[second] not in self._names:
+            return func(*args, **kwargs)
         key = self._key(func, args[second])
+        if formats.weight_gradient and func is F.linear:
+            return self._linear(formats, key, *args, **kwargs)
         operands = list(args)
         operands[first] = self._operand(args[first], formats.forward, first_axis, f"{key}.first")
-        operands[second] = self._operand(args[second], formats.forward, second_axis, f"{key}.second")
+        operands[second] = self._operand(args[second], formats.weight or formats.forward, second_axis, f"{key}.second")
         result = func(*operands, **kwargs)
-        if result.requires_grad:
+        if result.requires_grad and formats.backward != "fp32":
             result.register_hook(self._gradient_rounder(formats, result_axis, f"{key}.gradient"))
         return result
 
@@ -210,7 +218,7 @@ class RoundOperands(ForwardMode):
         fmt = self._ops.format_of(func)
         if fmt is None:
             return formats
-        return None if fmt == "fp32" else replace(formats or OperandSettings(), forward=fmt, backward=fmt)
+        return None if fmt == "fp32" else _uniform(formats or OperandSettings(), fmt)
 
     def _key(self, func: Function, weight: Any) -> str:
         """Return a name that is the same in every step: that of the weight or function, with the number of the call."""
@@ -221,6 +229,22 @@ class RoundOperands(ForwardMode):
     def _operand(self, x: Tensor, name: str, axis: int, key: str) -> Tensor:
         fmt = _with_axis(format_named(name), axis, x.dim())
         return _Operand.apply(x, fmt, self._scales.scale(x, fmt, key=key))  # type: ignore[no-any-return,no-untyped-call]
+
+    def _linear(
+        self, formats: OperandSettings, key: str, x: Tensor, weight: Tensor, bias: Tensor | None = None
+    ) -> Tensor:
+        """Compute a linear layer whose three products have formats of their own."""
+
+        def rounded(values: Tensor, name: str, *, axis: int, part: str, stochastic: bool = False) -> Tensor:
+            if name == "fp32":
+                return values
+            fmt = _with_axis(format_named(name), axis, values.dim())
+            return _round_operand(
+                values, fmt, self._scales.scale(values, fmt, key=f"{key}.{part}"), stochastic=stochastic
+            )
+
+        result: Tensor = LinearProducts.apply(x, weight, formats, rounded)  # type: ignore[no-untyped-call]
+        return result if bias is None else result + bias
 
     def _gradient_rounder(self, formats: OperandSettings, axis: int, key: str) -> Any:
         def round_gradient(grad: Tensor) -> Tensor:
@@ -265,6 +289,22 @@ def _round_operand(x: Tensor, fmt: Format, scale: Tensor | None, *, stochastic: 
 
 
 def _with_axis(fmt: Format, axis: int, num_dims: int) -> Format:
-    if not isinstance(fmt, BlockFormat):
+    if not isinstance(fmt, BlockFormat | ScaledBlocks):
         return fmt
-    return replace(fmt, axis=axis if -num_dims <= axis < num_dims else -1)
+    axis = axis if -num_dims <= axis < num_dims else -1
+    if isinstance(fmt, ScaledBlocks) and num_dims > 2:
+        return replace(fmt, axis=axis, block_rows=1)  # the kernel of a convolution has no second axis for a block
+    return replace(fmt, axis=axis)
+
+
+def _uniform(settings: OperandSettings, fmt: str) -> OperandSettings:
+    """Return the settings with one format for all operands."""
+    return replace(settings, forward=fmt, weight="", backward=fmt, weight_gradient="", hadamard=False)
+
+
+def _wide_layers(model: nn.Module, recipe: Recipe) -> list[nn.Module]:
+    """Return the last layers of the model, as many as the recipe keeps wide, without those that have an override."""
+    overridden = override_sites(model, recipe.overrides)
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear | nn.modules.conv._ConvNd)]
+    num_wide = math.ceil(recipe.operands.wide_share * len(layers))
+    return [layer for layer in layers[len(layers) - num_wide :] if layer not in overridden]

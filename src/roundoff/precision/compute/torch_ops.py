@@ -88,7 +88,7 @@ def _functions_named(names: str, *homes: Any) -> frozenset[Function]:
 _HOMES = (torch, F, Tensor)
 
 PRODUCTS: Final = _functions_named(
-    "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d conv_tbc linear bilinear matmul mm bmm mv "
+    "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d conv_tbc linear matmul mm bmm mv "
     "addmm addmv addbmm baddbmm addr chain_matmul einsum tensordot __matmul__ __rmatmul__ scaled_dot_product_attention "
     "rnn_tanh_cell rnn_relu_cell lstm_cell gru_cell lstm gru rnn_tanh rnn_relu prelu",
     *_HOMES,
@@ -96,13 +96,14 @@ PRODUCTS: Final = _functions_named(
 """Matrix products and convolutions: most of the arithmetic, and safe in few bits because their sums are wide."""
 
 WIDE: Final = _functions_named(
-    "softmax log_softmax softmin gumbel_softmax softplus logsigmoid layer_norm group_norm "
-    "rms_norm local_response_norm normalize cosine_similarity cross_entropy nll_loss l1_loss mse_loss smooth_l1_loss "
-    "huber_loss kl_div binary_cross_entropy binary_cross_entropy_with_logits poisson_nll_loss gaussian_nll_loss "
-    "ctc_loss cosine_embedding_loss hinge_embedding_loss margin_ranking_loss multi_margin_loss multilabel_margin_loss "
-    "multilabel_soft_margin_loss soft_margin_loss triplet_margin_loss triplet_margin_with_distance_loss pdist cdist "
-    "exp expm1 log log10 log2 log1p pow __pow__ __rpow__ reciprocal rsqrt acos asin cosh sinh tan erfinv logsumexp "
-    "sum prod mean cumsum cumprod std var var_mean std_mean norm renorm dist logcumsumexp",
+    "softmax log_softmax softmin gumbel_softmax softplus logsigmoid gelu interpolate grid_sample layer_norm "
+    "group_norm rms_norm local_response_norm normalize cosine_similarity cross_entropy nll_loss l1_loss mse_loss "
+    "smooth_l1_loss huber_loss kl_div binary_cross_entropy binary_cross_entropy_with_logits poisson_nll_loss "
+    "gaussian_nll_loss ctc_loss cosine_embedding_loss hinge_embedding_loss margin_ranking_loss multi_margin_loss "
+    "multilabel_margin_loss multilabel_soft_margin_loss soft_margin_loss triplet_margin_loss "
+    "triplet_margin_with_distance_loss pdist cdist exp expm1 log log10 log2 log1p pow __pow__ __rpow__ reciprocal "
+    "rsqrt acos asin cosh sinh tan erfinv logsumexp sum prod mean cumsum cumprod std var var_mean std_mean norm "
+    "renorm dist logcumsumexp",
     *_HOMES,
 )
 """Functions that exceed the range or the accuracy of fp16: norms, losses, exponentials, sums.
@@ -128,7 +129,7 @@ EXACT: Final = _functions_named(
 """Functions that only return values of their inputs, perhaps negated: nothing to round."""
 
 WIDEST: Final = _functions_named(
-    "addcmul addcdiv atan2 bilinear cat concat stack cross dot vdot grid_sample index_put index_put_ index_add "
+    "addcmul addcdiv atan2 bilinear cat concat stack cross dot vdot index_put index_put_ index_add "
     "scatter_add where lerp",
     *_HOMES,
 )

@@ -30,9 +30,21 @@ def _cast(name: str, fmt: str, description: str, *, master_weights: bool = False
 
 _BF16: Final = _cast("bf16", "bf16", "bf16 weights and compute, norms in fp32: half the memory; small updates vanish")
 
+_FP8_ROWWISE: Final = Recipe(
+    name="fp8-rowwise",
+    compute="operands",
+    operands=OperandSettings(
+        forward="fp8-row", backward="fp8-row", weight_gradient="fp8-row", scaling="none", layers_only=True
+    ),
+)
+
 _KNOWN: Final[tuple[Recipe, ...]] = (
     Recipe(name="fp32", description="plain fp32, also called O0: the reference to compare with", loss_scale=_ONE),
     _cast("half", "fp16", "model.half(), norms in fp32, no loss scale: trains at small batch and lr only"),
+    replace(
+        _cast("half-by-hand", "fp16", "half, and the criterion in fp16 too, as model.half() written by hand has it"),
+        outputs="fp16",
+    ),
     Recipe(
         name="O1",
         description="fp16 for the ops where it is safe, weights in fp32: the first to try with fp16",
@@ -107,6 +119,73 @@ _KNOWN: Final[tuple[Recipe, ...]] = (
         description="operands of products in blocks of 32 e2m1, gradients rounded stochastically",
         compute="operands",
         operands=OperandSettings(forward="mxfp4", backward="mxfp4", scaling="none", backward_rounding="stochastic"),
+    ),
+    Recipe(
+        name="nvfp4",
+        description="layers in blocks of 16 e2m1, the last in bf16: 4.5 bits for a slightly higher loss",
+        compute="operands",
+        operands=OperandSettings(
+            forward="nvfp4",
+            weight="nvfp4-16x16",
+            backward="nvfp4",
+            weight_gradient="nvfp4",
+            scaling="none",
+            backward_rounding="stochastic",
+            hadamard=True,
+            layers_only=True,
+            wide_share=0.16,
+        ),
+    ),
+    Recipe(
+        name="fp8-block",
+        description="layers in e4m3 blocks of 128, weights 128x128: outliers cost only their block",
+        compute="operands",
+        operands=OperandSettings(
+            forward="fp8-1x128",
+            weight="fp8-128x128",
+            backward="fp8-1x128",
+            weight_gradient="fp8-1x128",
+            scaling="none",
+            layers_only=True,
+        ),
+    ),
+    replace(
+        _FP8_ROWWISE,
+        name="fp8-rowwise",
+        description="layers in e4m3, one scale per row: more accurate than fp8, less than fp8-block",
+    ),
+    replace(
+        _FP8_ROWWISE,
+        name="fp8-rowwise-gw",
+        description="fp8-rowwise, weight gradients in fp32: more accurate, a third of products slow",
+        operands=replace(_FP8_ROWWISE.operands, weight_gradient="fp32"),
+    ),
+    Recipe(
+        name="fp8-hybrid",
+        description="forward e4m3, input gradient e5m2, weight gradient fp32: safe, less gain than fp8",
+        compute="operands",
+        operands=OperandSettings(weight_gradient="fp32", layers_only=True),
+    ),
+    Recipe(
+        name="int8",
+        description="layers in int8, one scale per row: for devices with fast int8 and no fp8",
+        compute="operands",
+        operands=OperandSettings(
+            forward="int8-row", backward="int8-row", weight_gradient="int8-row", scaling="none", layers_only=True
+        ),
+    ),
+    *(
+        Recipe(
+            name=f"qat-{name}",
+            description=f"trains as fp32 for inference in {what}",
+            compute="operands",
+            operands=OperandSettings(forward=inputs, weight=weight, backward="fp32", scaling="none", layers_only=True),
+        )
+        for name, inputs, weight, what in (
+            ("int8", "int8-row", "int8-row", "int8: nearly no loss of accuracy"),
+            ("int4", "int8-row", "int4-group32", "int4 groups of 32, int8 inputs: small, some loss"),
+            ("nvfp4", "nvfp4", "nvfp4", "nvfp4: small and fast there, some loss"),
+        )
     ),
     Recipe(name="fixed", description="fixed point, 8 bits, for weights, activations and gradients", compute="fixed"),
     *(

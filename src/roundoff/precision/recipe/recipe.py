@@ -15,8 +15,11 @@ Compute = Literal["plain", "cast", "lists", "autocast", "operands", "fixed"]
 UpdateRounding = Literal["nearest", "stochastic", "kahan"]
 Arithmetic = Literal["auto", "native", "emulated"]
 OperandScaling = Literal["none", "current", "delayed"]
+Role = Literal["router", "head"]
+SavedWeights = Literal["exact", "narrow"]
 DeviceProfile = Literal["", "ascend-fp16"]
 
+ROLES: Final[tuple[Role, ...]] = get_args(Role)
 ACTIVATION_BITS = (0, 2, 4, 8)
 UNCOMPRESSED_BITS = 32
 SITE_ACTIVATION_BITS = (2, 4, 8, UNCOMPRESSED_BITS)
@@ -133,18 +136,37 @@ class OperandSettings:
     """The formats of the operands of every matrix product and convolution; the sums stay wide."""
 
     forward: str = "e4m3"
-    """Format of inputs and weights."""
+    """Format of inputs, and of weights unless `weight` says otherwise."""
+    weight: str = ""
+    """Format of weights; empty for `forward`."""
     backward: str = "e5m2"
     """Format of the incoming gradient."""
+    weight_gradient: str = ""
+    """Format of both operands of a linear layer's weight gradient, in blocks along the batch; empty for those rounded
+    for the other products. `fp32` keeps this product wide."""
     scaling: OperandScaling = "current"
     """Where the per-tensor scale comes from: the tensor's own largest magnitude, those of earlier steps, or nowhere."""
     amax_history: int = 16
     """How many earlier steps `delayed` uses."""
     backward_rounding: Literal["nearest", "stochastic"] = "nearest"
+    hadamard: bool = False
+    """Whether the operands of a linear layer's weight gradient are first mixed, 16 samples at a time, by a Hadamard
+    matrix with random signs, the same on all ranks: outliers are spread, and the product stays the same."""
+    layers_only: bool = False
+    """Whether only products with a weight are rounded, so that those inside attention stay fp32."""
+    wide_share: float = 0.0
+    """Share of the layers that is kept in bf16: the last ones."""
 
     def __post_init__(self) -> None:
         _check_format("operands.forward", self.forward)
         _check_format("operands.backward", self.backward)
+        for name in ("weight", "weight_gradient"):
+            if getattr(self, name) != "":
+                _check_format(f"operands.{name}", getattr(self, name))
+        if self.hadamard and not self.weight_gradient:
+            raise invalid_value("operands.hadamard", True, "False without operands.weight_gradient")
+        if not 0.0 <= self.wide_share <= 1.0:
+            raise invalid_value("operands.wide_share", self.wide_share, "a number from 0 to 1")
         _check_choice("operands.scaling", self.scaling, get_args(OperandScaling))
         _check_choice("operands.backward_rounding", self.backward_rounding, ("nearest", "stochastic"))
         if self.amax_history < 1:
@@ -183,6 +205,11 @@ class Recipe:
     """Bits of the activations saved for the backward pass: 2, 4, 8, or 0 for no compression."""
     activation_sites: Mapping[str, int] = field(default_factory=dict, hash=False)
     """Bits for single sites, by pattern: `{"blocks.*.attn": 8}`; 32 means no compression. The last match wins."""
+    wide: tuple[Role, ...] = ()
+    """Layers that stay in fp32 because of what they do: `router` (of experts), `head`. Overrides win over it."""
+    saved: SavedWeights = "exact"
+    """Type of narrow weights and buffers in `state_dict`: as exact as they are known, so fp32 with master weights and
+    under emulation, or the narrow type, which is what a model cast by `model.half()` writes."""
     arithmetic: Arithmetic = "auto"
     device_profile: DeviceProfile = ""
     overrides: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -193,6 +220,12 @@ class Recipe:
         object.__setattr__(self, "activation_sites", dict(self.activation_sites))
         _check_choice("compute", self.compute, get_args(Compute))
         _check_choice("update", self.update, get_args(UpdateRounding))
+        if not isinstance(self.wide, list | tuple):
+            raise invalid_value("wide", self.wide, f"a list of {', '.join(ROLES)}")
+        object.__setattr__(self, "wide", tuple(self.wide))
+        for role in self.wide:
+            _check_choice("wide", role, ROLES)
+        _check_choice("saved", self.saved, get_args(SavedWeights))
         _check_choice("arithmetic", self.arithmetic, get_args(Arithmetic))
         _check_choice("device_profile", self.device_profile, get_args(DeviceProfile))
         _check_choice("activation_bits", self.activation_bits, ACTIVATION_BITS)

@@ -14,6 +14,7 @@ from torch import nn
 from roundoff.errors import FormatError, RecipeError
 from roundoff.formats import SmallFloat, format_named
 from roundoff.precision.recipe.recipe import Recipe
+from roundoff.precision.recipe.roles import layers_with_roles
 
 OVERRIDES_VARIABLE = "ROUNDOFF_OVERRIDES"
 _WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
@@ -115,7 +116,11 @@ class Boundary(NamedTuple):
 
 
 def boundaries(model: nn.Module, recipe: Recipe) -> list[Boundary]:
-    """Return the modules whose overridden format differs from that of the module around them."""
+    """Return the modules whose overridden format differs from that of the module around them.
+
+    A head that is wide because of its role keeps its outputs wide, too: nothing narrow comes after it.
+    """
+    heads = set(layers_with_roles(model, ("head",)).values()) if "head" in recipe.wide else set()
     formats = override_sites(model, recipe.overrides)
     parents = {child: parent for parent in model.modules() for child in parent.children()}
     found = []
@@ -127,7 +132,7 @@ def boundaries(model: nn.Module, recipe: Recipe) -> list[Boundary]:
             parent = parents[parent]
         around = formats.get(parent)
         if around != fmt:
-            found.append(Boundary(module, fmt, around or recipe.compute_format))
+            found.append(Boundary(module, fmt, fmt if module in heads else around or recipe.compute_format))
     return found
 
 
