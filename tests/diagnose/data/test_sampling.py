@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 from roundoff.diagnose.data.epochs import alike_workers, duplicate_samples, repeated_orders
@@ -46,7 +47,18 @@ def test_a_few_samples_that_come_often_among_many_that_come_once_were_put_in_on_
     samples = [[100 + 4 * step, 101 + 4 * step, 102 + 4 * step, step % 2] for step in range(NUM_STEPS)]
     assert duplicate_samples(run_of(tmp_path / "rare", samples)) == []
     by_accident = [[100 + 4 * step, 101 + 4 * step, step // 2, 50 + step // 2] for step in range(NUM_STEPS)]
-    assert only(duplicate_samples, run_of(tmp_path / "twice", by_accident)).rule == "duplicate-samples"
+    assert (
+        only(duplicate_samples, run_of(tmp_path / "twice", by_accident, sampler="Balanced")).rule == "duplicate-samples"
+    )
+
+
+def test_samples_of_a_dataset_that_are_equal_by_chance_are_its_nature(tmp_path: Path) -> None:
+    drawn = random.Random(0)
+    for name, values in {"few": 30, "many": 400}.items():
+        samples = [drawn.choices(range(values), k=20) for _ in range(NUM_STEPS)]
+        assert duplicate_samples(run_of(tmp_path / name, samples, sampler="RandomSampler")) == []
+    twice = [[n // 2 for n in shuffled(step, width=8)] for step in range(NUM_STEPS)]
+    assert only(duplicate_samples, run_of(tmp_path / "twice", twice, sampler="RandomSampler")).step == 0
 
 
 def test_epochs_in_the_same_order_are_a_note(tmp_path: Path) -> None:

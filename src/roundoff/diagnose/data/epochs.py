@@ -20,6 +20,10 @@ _MIN_REPEATED_SHARE = 0.1
 _MIN_REPEATED = 4
 _MIN_SAMPLE_SIZE = 8
 """Smaller samples may be equal by nature."""
+_DRAW_ONCE = frozenset({"SequentialSampler", "RandomSampler", "SubsetRandomSampler"})
+_MIN_TWICE = 20
+"""Of so many samples that occur a second time by chance, some would occur a third time."""
+_MOST_ALIKE = 0.8
 _MIN_PAIRS = 3
 _MIN_ROUNDS = 2
 """In a single round, workers may be alike because all batches are."""
@@ -218,7 +222,8 @@ def duplicate_samples(run: Run) -> Finding | None:
                 continue  # in a few batches a rare class, oversampled on purpose, looks like accidental repetitions
             again = len(hashes) - len(set(hashes))
             is_much = again >= max(_MIN_REPEATED, _MIN_REPEATED_SHARE * len(hashes)) and len(set(hashes)) > 1
-            if is_much and not _is_oversampling(hashes):
+            is_by_sampler = epoch.detail.sampler not in _DRAW_ONCE
+            if is_much and not _is_oversampling(hashes) and (is_by_sampler or _is_systematic(hashes)):
                 return _duplicates_finding(run, epoch, place, hashes, again, rank)
     return None
 
@@ -251,6 +256,18 @@ def _is_seen_enough(run: Run, rank: int, epoch: Epoch) -> bool:
     """Say whether most batches of an epoch were looked at, or at least many."""
     num = sum(epoch.first_step <= batch.step < epoch.end_step for batch in run.inputs(rank=rank))
     return num >= min((epoch.end_step - epoch.first_step) / 2, _MANY_BATCHES)
+
+
+def _is_systematic(hashes: list[int]) -> bool:
+    """Say whether samples occur equally often, as where reading index 2k and 2k + 1 gives the same one.
+
+    Torch's own samplers draw each index once, so equal samples come from the dataset. Short texts and samples that it
+    draws at random are equal by chance: some occur once more than most of those that occur again.
+    """
+    counts = Counter(Counter(hashes).values())
+    if max(counts) == 2 and counts[2] >= _MIN_TWICE:
+        return True
+    return max(num for times, num in counts.items() if times > 1) >= _MOST_ALIKE * counts.total()
 
 
 def _is_oversampling(hashes: list[int]) -> bool:

@@ -192,6 +192,8 @@ def _is_constant(run: Run, rank: int, place: str, seen: Seen, batch_size: tuple[
         return True
     if len(seen) > 1 and seen[0][1].shape[:1] != batch_size and len({tensor.hash for _, tensor in seen}) == 1:
         return True
+    if any(tensor.num_nonfinite for _, tensor in seen):
+        return False  # NaN is the same everywhere, and not what the data are
     hashes = sample_hashes(run, rank, place)
     return len(hashes) > len(seen) > 1 and len(set(hashes)) == 1
 
