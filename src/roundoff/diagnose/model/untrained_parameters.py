@@ -53,7 +53,11 @@ def uncovered_parameters(run: Run) -> list[Finding | None]:
     if not looks or not looks[-1].optimizers:
         return []
     left_out = next((found for look in looks if (found := _find_left_out(look, looks)) is not None), None)
-    return [_find_unfrozen(run, looks) or left_out or _find_replaced_later(looks), _find_frozen(run, looks[0])]
+    replaced = _find_same_names(looks)
+    return [
+        replaced or _find_unfrozen(run, looks) or left_out or _find_replaced_later(looks),
+        _find_frozen(run, looks[0]),
+    ]
 
 
 def _find_left_out(look: Structure, looks: Sequence[Structure]) -> Finding | None:
@@ -74,6 +78,20 @@ def _find_left_out(look: Structure, looks: Sequence[Structure]) -> Finding | Non
         return _stale_finding(look, owned, replaced)
     if owned and not _is_bystander(look, owned):
         return _left_out_finding(look, owned)
+    return None
+
+
+def _find_same_names(looks: Sequence[Structure]) -> Finding | None:
+    """Find two parameters of one name, of which the loss reaches the one that no optimizer holds, and not the other."""
+    for number, look in enumerate(looks):
+        held_later = {
+            p.name for later in looks[number + 1 :] for p in later.parameters if p.optimizers and p.is_reached
+        }
+        idle = [p for p in look.parameters if p.optimizers and not p.is_reached and not p.has_gradient and p.name]
+        names = {p.name for p in idle} - held_later
+        left = [p for p in look.parameters if p.name in names and p.requires_grad and p.is_reached and not p.optimizers]
+        if left:
+            return _stale_finding(look, left, [p for p in idle if p.name in {q.name for q in left}])
     return None
 
 

@@ -72,7 +72,10 @@ class Sites:
         if parent is None:
             self.add_model(_outermost_owner(module))
             return self._modules[module]
-        return self._adopt(module, parent)
+        if next(module.parameters(), None) is not None:
+            self.refresh()  # it may have taken the place of another layer
+        known = self._modules.get(module)
+        return self._adopt(module, parent) if known is None else known
 
     def add_model(self, model: nn.Module) -> None:
         """Name every module and parameter of a model."""
