@@ -30,6 +30,7 @@ _MIN_RATIO, _MAX_RATIO = 0.1, 10.0
 """Outside of these it is deliberate: rounding has no slope, and a gradient may be reversed on purpose."""
 _AGREES = 0.05
 """How closely steps of two lengths must agree: then the loss is smooth there, without jumps."""
+_FLAT = frozenset({"sign", "sgn", "round", "floor", "ceil", "trunc", "heaviside"})
 _MIN_EMPTY, _MIN_COURSE = 3, 0.15
 """So many steps without a gradient, the last of them after this share of the training: some parts join late."""
 
@@ -111,7 +112,8 @@ def _place_after(sites: set[str], ops: list[StepOp]) -> StepOp | None:
     Code(
         name="graph-cut",
         means="The autograd graph ends between the loss and some parameters: a `detach`, a `.data`, a `no_grad`, a "
-        "conversion to numpy, or a new `torch.tensor` of what was computed. These parameters never get a gradient.",
+        "conversion to numpy, a new `torch.tensor` of what was computed, or an op that is flat everywhere, such as "
+        "`sign`. These parameters never get a gradient.",
         fix="Remove the cut, or move it before the part that should learn.",
         leads_to=(FaultEffect.STOPS_LEARNING,),
         follows_from=("stale-optimizer-parameters",),
@@ -127,7 +129,7 @@ def cut_graphs(run: Run) -> Finding | None:
     before it do. An optimizer that steps and never has a gradient is one, wherever the graph was cut.
     """
     looks = run.structures(rank=first_rank(run))
-    found = _find_first_cut(run, looks) or _find_empty_steps(run, looks)
+    found = _find_first_cut(run, looks) or _find_flat_op(run, looks) or _find_empty_steps(run, looks)
     return found or next((cut for look in looks[1:] if (cut := _find_later_cut(looks[0], look)) is not None), None)
 
 
@@ -154,6 +156,36 @@ def _find_first_cut(run: Run, looks: Sequence[Structure]) -> Finding | None:
     started = {op.first.site for op in ops if op.first.order <= cut.first.order}
     before = [p for p in without if p.site in started]
     return _cut_finding(cut, before, is_detach=is_detach) if before else None
+
+
+def _find_flat_op(run: Run, looks: Sequence[Structure]) -> Finding | None:
+    """Find an op whose derivative is 0: all parameters before it have a gradient of exactly 0, in every step."""
+    ops, histories = forward_ops(run), parameter_histories(run, first_rank(run))
+    if not looks:
+        return None
+    stuck = [p for p in looks[0].parameters if p.name in histories and histories[p.name].is_always_zero]
+    moved = {p.site for p in looks[0].parameters if p.name in histories and not histories[p.name].is_always_zero}
+    last = _last_of({p.site for p in stuck}, ops)
+    flat = None if last is None else next((op for op in ops[ops.index(last) :] if op.bare in _FLAT), None)
+    if flat is None or any(op.first.site in moved for op in ops[: ops.index(flat)]):
+        return None
+    names = [str(p.name) for p in stuck]
+    return error(
+        rule="graph-cut",
+        confidence=0.95,
+        step=0,
+        phase="backward",
+        site=flat.first.site,
+        op=flat.first.op_name,
+        parameter=names[0],
+        source=flat.first.source,
+        title=f"no gradient passes {flat.bare}, whose derivative is 0",
+        why=f"the gradients of {join_names(names)}, which come before it, are exactly 0 in all "
+        f"{plural(len(histories[names[0]].steps), 'measured step')}",
+        fix=f"use a smooth function such as tanh, or let the gradient through as if it were not there: "
+        f"x + (torch.{flat.bare}(x) - x).detach()",
+        evidence=({"without_gradient": list(names)},),
+    )
 
 
 def _find_later_cut(first: Structure, look: Structure) -> Finding | None:
