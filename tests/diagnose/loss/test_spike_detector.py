@@ -50,6 +50,12 @@ def test_losses_around_zero_that_wander_are_silent() -> None:
     assert jumps([0.02 * min(step, 200) + 0.5 * generator.gauss(0, 1) for step in range(NUM_STEPS)]) == []
 
 
+def test_losses_below_zero_must_jump_as_far_as_those_above() -> None:
+    level = [-2.0 + 0.01 * (step % 7) for step in range(60)]
+    assert jumps([*level, -0.6]) == []
+    assert jumps([*level, 0.3]) == [60]
+
+
 @pytest.mark.parametrize("name", ["quiet", "noisy", "waves"])
 def test_a_planted_jump_is_found_at_its_step(name: str) -> None:
     for seed in range(30):

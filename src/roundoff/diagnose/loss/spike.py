@@ -40,9 +40,9 @@ class Spike:
 class SpikeDetector:
     """Says of each loss whether it jumped; a few microseconds a step.
 
-    A jump is above the median of the last losses by ten deviations, by a factor of two, and by 0.5. If losses vary by
-    orders of magnitude, it must also be an outlier among their logarithms. Losses that are not finite are ignored here.
-    A loss that jumped still enters the window, so a new level is reported once.
+    A jump is above the median of the last losses by ten deviations, by as much as the median itself, and by 0.5. If
+    losses vary by orders of magnitude, it must also be an outlier among their logarithms. Losses that are not finite
+    are ignored here. A loss that jumped still enters the window, so a new level is reported once.
     """
 
     def __init__(self) -> None:
@@ -65,14 +65,15 @@ class SpikeDetector:
         if len(known) < WARM_UP:
             return None
         median = known[len(known) // 2]
-        if loss <= median + MIN_JUMP or loss <= MIN_RATIO * median:
+        least = median + max(MIN_JUMP, (MIN_RATIO - 1) * abs(median))
+        if loss <= least:
             return None  # nearly always, and cheap
         limit = max(median + NUM_DEVIATIONS * _deviation(known, median), known[-1])
         if known[0] > 0:
             magnitudes = [math.log(value) for value in known]
             middle = math.log(median)
             limit = max(limit, math.exp(min(700.0, middle + NUM_LOG_DEVIATIONS * _deviation(magnitudes, middle))))
-        limit = max(limit, median + MIN_JUMP, MIN_RATIO * median)
+        limit = max(limit, least)
         return Spike(loss=loss, median=median, limit=limit) if loss > limit else None
 
 
