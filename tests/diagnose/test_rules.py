@@ -157,7 +157,7 @@ stepping-stopped: domain-error loss-scale-overflow masked-softmax no-valid-targe
     norm-statistics-nonfinite overflow
 train-eval-gap: eval-input-scale norm-statistics-nonfinite running-stats-frozen running-stats-lost stochastic-eval
     tiny-norm-batch
-units-without-gradient: dead-units eval-mode-training graph-cut zero-init
+units-without-gradient: constant-softmax dead-units eval-mode-training graph-cut zero-init
 vanishing-gradients: constant-input dead-units symmetric-init zero-init
 """
 """The codes that explain each code, without those of the whole loss, which the codes of every other rule explain."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from roundoff.diagnose import needs
 from roundoff.diagnose.model.stuck_units import HARD_GATES, gated_sites
-from roundoff.diagnose.rule import Code, rule, warning
+from roundoff.diagnose.parameter_histories import parameter_histories
+from roundoff.diagnose.rule import Code, note, rule, warning
 from roundoff.diagnose.step_flow import PRODUCTS, first_rank, forward_ops
 from roundoff.runs import Finding, GradientRowsProbe, RowsWithoutGradient, Run, Structure
 from roundoff.runs.files.plain_json import object_of
-from roundoff.words import join_words, plural
+from roundoff.words import join_names, join_words, plural
 
 _MIN_SHARE = 1 / 16
 """A vocabulary is often rounded up by a few rows that no token uses."""
@@ -17,6 +18,10 @@ _MIN_ROWS, _MIN_NEAR_GATES, _MIN_GATED = 2, 4, 8
 _MAX_RUNS = 4
 _MANY = 0.25
 """A share that counts also where the rows are scattered."""
+_MIN_STUCK, _MIN_MEASURED = 2, 10
+"""Weights without a gradient, and steps in which that was measured."""
+_EARLY, _LATE = 0.1, 0.3
+"""How far into the training the last of these steps must be, for a note and for a warning."""
 _RECURRENT = ("lstm", "gru", "rnn", "cell")
 
 
@@ -27,7 +32,7 @@ _RECURRENT = ("lstm", "gru", "rnn", "cell")
         "others of the same layer learn: their results are cut off, masked, overwritten or multiplied by 0.",
         fix="Follow what the layer returns: a slice that is too short, a mask that never changes, a head that is not "
         "concatenated. If the units are not needed, make the layer smaller.",
-        follows_from=("dead-units", "zero-init", "graph-cut", "eval-mode-training"),
+        follows_from=("dead-units", "zero-init", "graph-cut", "constant-softmax", "eval-mode-training"),
     ),
     order=445,
     checks="units of a layer that never get a gradient",
@@ -47,6 +52,8 @@ def idle_units(run: Run) -> Finding | None:
     looks = run.structures(rank=first_rank(run))
     if len(probes) < 2 or not looks:
         return None
+    if (stuck := _stuck_weights(run, looks[0])) is not None:
+        return stuck
     before = {weight.name: weight for weight in probes[-2].weights}
     ops = forward_ops(run)
     gated = gated_sites(ops)
@@ -65,6 +72,36 @@ def idle_units(run: Run) -> Finding | None:
         ):
             found.append(weight)
     return _finding(probes[-1], found, sites) if found else None
+
+
+def _stuck_weights(run: Run, look: Structure) -> Finding | None:
+    """Find several whole weights whose gradient is exactly 0 in every measured step until late, while others learn."""
+    rank = first_rank(run)
+    histories, num_steps = parameter_histories(run, rank), max((m.step for m in run.metrics(rank=rank)), default=0) + 1
+    weights = [p for p in look.parameters if p.name in histories and p.is_reached and p.optimizers and len(p.shape) > 1]
+    stuck = [p for p in weights if histories[str(p.name)].is_always_zero]
+    first = histories[str(stuck[0].name)] if stuck else None
+    if first is None or len(stuck) < _MIN_STUCK or len(stuck) == len(weights):
+        return None
+    if len(first.steps) < _MIN_MEASURED or first.steps[-1] < _EARLY * num_steps:
+        return None
+    names = [str(p.name) for p in stuck]
+    made = warning if first.steps[-1] >= _LATE * num_steps else note  # the weight of a term may be raised from 0
+    return made(
+        rule="units-without-gradient",
+        confidence=0.85,
+        step=int(first.steps[0]),
+        phase="backward",
+        site=stuck[0].site,
+        parameter=names[0],
+        title=f"the gradients of {join_names(names)} are exactly 0",
+        why=f"the loss depends on them, but in all {plural(len(first.steps), 'measured step')} up to step "
+        f"{first.steps[-1]} what reached them was exactly 0, while other weights had gradients: something multiplies "
+        "it by 0, or two terms cancel",
+        fix="follow the loss back to these weights: a factor or mask that is always 0, or a difference of two results "
+        "of the same weights, such as a log-probability and an old one that should have been kept, detached",
+        evidence=({"weights": [*names], "steps": len(first.steps)},),
+    )
 
 
 def _is_left_out(look: Structure, site: str) -> bool:
