@@ -63,16 +63,20 @@ def _narrow_parameters(run: Run) -> dict[str, str]:
 
 
 def _rows(run: Run, narrow: dict[str, str]) -> list[dict[str, Any]]:
-    """Return the rows of steps whose learning rate is at least half of the highest."""
-    rates = {metric.step: metric.lr for metric in run.metrics() if metric.lr and not metric.skipped}
-    highest = max(rates.values(), default=0.0)
-    steps = [step for step, rate in rates.items() if rate >= highest / 2][:_NUM_STEPS]
-    table = run.parameters(step=steps, rank=0).to_list() if steps else []
-    return [
+    """Return the rows of the first steps whose learning rate is at least half of the highest of their optimizers."""
+    held = [fact for look in run.structures() for fact in look.parameters if fact.name in narrow]
+    holders = {name for fact in held for name in fact.optimizers}
+    metrics = [metric for metric in run.metrics() if metric.lr and not metric.skipped]
+    own = [metric for metric in metrics if metric.optimizer in holders] or metrics
+    highest = max((metric.lr or 0.0 for metric in own), default=0.0)
+    steps = [metric.step for metric in own if (metric.lr or 0.0) >= highest / 2]
+    rows = [
         row
-        for row in table
+        for row in (run.parameters(step=steps, rank=0).to_list() if steps else [])
         if row["parameter"] in narrow and row["changed_fraction"] is not None and math.isfinite(row["grad_l2"])
     ]
+    first = set(sorted({row["step"] for row in rows})[:_NUM_STEPS])
+    return [row for row in rows if row["step"] in first]
 
 
 def _changed_share(rows: list[dict[str, Any]]) -> float:
