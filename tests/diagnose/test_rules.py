@@ -125,6 +125,8 @@ hang: collective-mismatch
 ids-through-float: positions-rounded
 initial-loss: exploding-activations input-scale
 input-scale: consumed-overflow domain-error masked-softmax nonfinite-update overflow
+labels-independent: axes-confused batch-mixing classes-in-order graph-cut labels-misaligned order-ignored
+    units-without-gradient update-below-ulp
 loss-nonfinite: accumulation-not-averaged cancellation clip-after-step domain-error double-step loss-scale-collapsed
     loss-scale-overflow loss-sum-reduction loss-unbounded-below lr-too-high masked-softmax missing-zero-grad
     no-valid-targets nonfinite-input nonfinite-update norm-statistics-nonfinite overflow step-on-nonfinite-gradients

@@ -56,6 +56,11 @@ def test_losses_below_zero_must_jump_as_far_as_those_above() -> None:
     assert jumps([*level, 0.3]) == [60]
 
 
+def test_losses_that_rise_slowly_do_not_jump() -> None:
+    level = [-2.0 + 0.01 * (step % 7) for step in range(40)]
+    assert jumps([*level, *(-2.0 + 0.2 * step for step in range(15))]) == []
+
+
 @pytest.mark.parametrize("name", ["quiet", "noisy", "waves"])
 def test_a_planted_jump_is_found_at_its_step(name: str) -> None:
     for seed in range(30):

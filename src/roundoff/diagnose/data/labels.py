@@ -53,6 +53,16 @@ def _overfit_probe(run: Run) -> str | None:
         "labels and inputs do not belong together.",
         fix="Look at some samples with their labels: files sorted differently, inputs shuffled without their labels, "
         "an index off by one.",
+        follows_from=(
+            "axes-confused",
+            "batch-mixing",
+            "classes-in-order",
+            "graph-cut",
+            "labels-misaligned",
+            "order-ignored",
+            "units-without-gradient",
+            "update-below-ulp",
+        ),
     ),
     order=1510,
     checks="labels unrelated to the inputs",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -24,6 +25,8 @@ _DEVIATION_OF_MAD = 1.48
 """Converts a median absolute deviation into a standard deviation, for normal noise."""
 MIN_RATIO = 2.0
 MIN_JUMP = 0.5
+_LATEST, _MIN_PART = 5, 0.25
+"""So much of the way from the median must lie between the highest of the latest losses and this one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +77,9 @@ class SpikeDetector:
             middle = math.log(median)
             limit = max(limit, math.exp(min(700.0, middle + NUM_LOG_DEVIATIONS * _deviation(magnitudes, middle))))
         limit = max(limit, least)
+        latest = max(itertools.islice(reversed(self._window), _LATEST))
+        if loss - latest < _MIN_PART * (loss - median):
+            return None  # the losses rise slowly
         return Spike(loss=loss, median=median, limit=limit) if loss > limit else None
 
 
