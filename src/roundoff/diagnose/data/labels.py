@@ -85,7 +85,7 @@ def independent_labels(run: Run) -> Finding | None:
             return error(
                 rule="labels-independent",
                 confidence=0.8,
-                step=0,
+                step=probe.step,
                 phase="forward",
                 title="the labels are unrelated to the inputs",
                 why=f"after {len(losses)} steps the loss is {format_short(late)}, and knowing only how often each "
@@ -137,7 +137,7 @@ def guessing(run: Run) -> Finding | None:
     return note(
         rule="stays-at-guessing",
         confidence=0.6,
-        step=0,
+        step=max(metric.step for metric in run.metrics(rank=0)),
         phase="forward",
         title="the loss stays at what guessing costs",
         why=f"after {len(losses)} steps it is {format_short(late)}; {what}{_describe_overfit(run, chance)}",

@@ -35,8 +35,8 @@ _MIN_LOSSES = 50
     Code(
         name="order-ignored",
         means="The model sees which tokens are in a row, but not in which order.",
-        detected="In a replay the last scores change with the first token, but not when the first two are exchanged; "
-        "and the loss has not fallen by a third.",
+        detected="In a replay the last scores change with the first token, but not when two tokens change places; and "
+        "the loss has not fallen by a third. Where a row has one score in all, only in models with attention.",
         fix="Add positions to the embeddings, and check that they differ from place to place.",
         follows_from=("axes-confused",),
     ),
@@ -77,16 +77,23 @@ def wrong_token_flow(run: Run) -> Finding | None:
                 fix="pass the mask on to every attention layer, and leave padding out of pooling and convolutions",
                 evidence=({"sees_padding": True},),
             )
-        if probe.sees_first and probe.sees_order is False and _learns_nothing(run):
+        may_be_bag = probe.has_one_score and not _attends(run)
+        if probe.sees_first and probe.sees_order is False and not may_be_bag and _learns_nothing(run):
             return likely(
                 rule="order-ignored",
                 title="the model does not see the order of the tokens",
-                why="the scores at the end of a row change with its first token, but not when the first two tokens are "
-                "exchanged: the row is a bag of tokens to the model",
+                why="the scores change with the first token of a row, but not when two tokens change places: the row "
+                "is a bag of tokens to the model",
                 fix="add positions to the embeddings, and check that they differ from place to place",
                 evidence=({"sees_first": True, "sees_order": False},),
             )
     return None
+
+
+def _attends(run: Run) -> bool:
+    """Say whether a model has attention, which needs positions; an average of embeddings is a bag on purpose."""
+    kinds = {module.kind.lower() for look in run.structures(rank=run.ranks[0]) for module in look.modules}
+    return any("attention" in kind or "transformer" in kind for kind in kinds)
 
 
 def _learns_nothing(run: Run) -> bool:

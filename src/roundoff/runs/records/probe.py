@@ -107,11 +107,13 @@ class TokenFlowProbe:
     sees_first: bool | None
     """Whether the scores at the last position change with the first token."""
     sees_order: bool | None
-    """Whether they change when the first two tokens are swapped; None where a row has one score in all."""
+    """Whether they change when two tokens are swapped, the first or, where a row has one score, those after it."""
     sees_padding: bool | None
     """Whether the scores of real tokens change with what a mask hides."""
     sees_tokens: bool | None
     """Whether they change with other real tokens."""
+    has_one_score: bool = optional_field(False)
+    """Whether a row has one score in all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,7 +43,9 @@ class _Experiment:
         last_changed[:, -1] = other[:, -1]
         first_changed, swapped = ids.clone(), ids.clone()
         first_changed[:, 0] = other[:, 0]
-        swapped[:, :2] = swapped[:, :2].flip(1)
+        has_one = self.plain is not None and self.plain.shape[1] == 1
+        pair = slice(1, 3) if has_one else slice(0, 2)  # a row with one score may begin with a token for that
+        swapped[:, pair] = swapped[:, pair].flip(1)
         sees_first, sees_order = (self._moves(self._scores(new), ids.shape[1] - 1) for new in (first_changed, swapped))
         padding_seen, tokens_seen = self._padding()
         return TokenFlowProbe(
@@ -52,7 +54,8 @@ class _Experiment:
             is_next_token=is_next,
             sees_later=self._sees_later(last_changed) if is_next else None,
             sees_first=sees_first,
-            sees_order=sees_order if self.plain is not None and self.plain.shape[1] > 1 else None,
+            sees_order=sees_order if ids.shape[1] > 2 else None,
+            has_one_score=has_one,
             sees_padding=padding_seen,
             sees_tokens=tokens_seen,
         )
