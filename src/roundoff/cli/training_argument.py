@@ -109,8 +109,8 @@ def _target_of_run(folder: Path, *, command: TrialCommand, with_rules: bool, see
     names = TrainConfig.__dataclass_fields__
     if set(names) <= set(info.settings):
         settings: dict[str, Any] = {name: info.settings[name] for name in names}
-        augment, runs = settings["augment"], settings["runs"]
-        settings |= {"augment": None if augment is None else tuple(augment), "runs": runs and Path(runs)}
+        settings = {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
+        settings["runs"] = settings["runs"] and Path(settings["runs"])
         settings |= {name: None for name in ("name", "resume", "tensorboard")}
         return _train_target(settings, with_rules=with_rules)
     words = list(info.command)

@@ -211,6 +211,7 @@ class Watch(LoopFollower):
         self._spent_at_start = 0.0
         self._taped_step_seconds = 0.0
         self._alert = range(0)
+        self._has_ranks = False
         self._num_phases = 0
         self._step_began_cpu = 0.0
         self._num_early_forwards = 0
@@ -458,6 +459,7 @@ class Watch(LoopFollower):
         Steps from one snapshot to the next are taped all or none: a replay starts from a snapshot.
         """
         tape, snapshots, step = self._tape, self._snapshots, self.clock.step
+        self._has_ranks = num_ranks() > 1
         if not self.is_fully_watched:
             tape.lost_numbers = None
         is_due = self.is_fully_watched or snapshots.is_due(step)
@@ -613,8 +615,9 @@ class Watch(LoopFollower):
             self._in_checks(detector.end_attempt)
         if not self._in_checks.is_on and self._copies.are_waiting:
             self._in_facts(self._copies.deliver)  # otherwise their tensors would stay alive
-        several = self._investigator.ranks.several
-        wanted = self._in_replays(self._investigator.wanted_at, self.clock.step) if several else None
+        wanted = None
+        if self._has_ranks:
+            wanted = self._in_replays(self._investigator.wanted_at, self.clock.step)
         if is_quiet:
             if not detector.new and wanted is None:
                 return
@@ -1086,7 +1089,8 @@ class Watch(LoopFollower):
             is_fresh=not optimizer.state,
         )
         self._journal.call("step", detail)
-        self._uncleared.step_begins()
+        if not self.is_quiet:
+            self._uncleared.step_begins()
         self._stepping = (optimizer, detail)
 
     def _name_of(self, optimizer: Optimizer) -> str:

@@ -14,8 +14,9 @@ class Body(nn.Module):
 
     def forward(self, ids):
         x = self.embed(ids)
+        mask = nn.Transformer.generate_square_subsequent_mask(ids.shape[1])
         for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=False)
+            x = checkpoint(block, x, mask, use_reentrant=False)
         return self.head(x)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import math
@@ -16,7 +17,7 @@ from roundoff.compare.logprobs.logprob_files import FACTS_FILE, SUFFIXES
 from roundoff.compare.logprobs.logprob_table import WIDE, Array
 from roundoff.compare.tensors.save_tensor import BFLOAT16, as_array
 from roundoff.errors import CompareError
-from roundoff.files import append_text, make_folder, write_atomically
+from roundoff.files import append_text, make_folder, write_atomically, write_output
 from roundoff.runs.files.columns import Interned, Rows, Values
 from roundoff.runs.files.parquet import to_parquet
 from roundoff.runs.files.schema import Column, ColumnType, Table
@@ -226,5 +227,6 @@ def _write_npz(path: Path, rows: Mapping[str, Array], facts: Mapping[str, Any]) 
         raise CompareError.explain(f"'{path}' exists, and cannot grow.", fix="use a .parquet or .jsonl table.")
     path.parent.mkdir(parents=True, exist_ok=True)
     arrays: dict[str, Any] = {**rows, **({"facts": np.array(json.dumps(facts))} if facts else {})}
-    with path.open("xb") as file:
-        np.savez(file, **arrays)
+    written = io.BytesIO()
+    np.savez(written, **arrays)
+    write_output(path, written.getvalue())

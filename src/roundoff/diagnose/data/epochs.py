@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from statistics import fmean, pvariance
 
 from roundoff.diagnose import needs
 from roundoff.diagnose.loop_facts import Epoch, first_inputs, sample_hashes, site_of, training_epochs
@@ -21,9 +22,8 @@ _MIN_REPEATED = 4
 _MIN_SAMPLE_SIZE = 8
 """Smaller samples may be equal by nature."""
 _DRAW_ONCE = frozenset({"SequentialSampler", "RandomSampler", "SubsetRandomSampler"})
-_MIN_TWICE = 20
-"""Of so many samples that occur a second time by chance, some would occur a third time."""
-_MOST_ALIKE = 0.8
+_EVEN = 0.5
+"""The part of the variance by chance below which samples occur evenly."""
 _MIN_PAIRS = 3
 _MIN_ROUNDS = 2
 """In a single round, workers may be alike because all batches are."""
@@ -259,15 +259,16 @@ def _is_seen_enough(run: Run, rank: int, epoch: Epoch) -> bool:
 
 
 def _is_systematic(hashes: list[int]) -> bool:
-    """Say whether samples occur equally often, as where reading index 2k and 2k + 1 gives the same one.
+    """Say whether samples occur more evenly than by chance, as where reading index 2k and 2k + 1 gives the same one.
 
-    Torch's own samplers draw each index once, so equal samples come from the dataset. Short texts and samples that it
-    draws at random are equal by chance: some occur once more than most of those that occur again.
+    Torch's own samplers draw each index once, so equal samples come from the dataset. How often short texts, or samples
+    that it draws at random, occur follows the law of rare events, of which those that never occur are not seen.
     """
-    counts = Counter(Counter(hashes).values())
-    if max(counts) == 2 and counts[2] >= _MIN_TWICE:
-        return True
-    return max(num for times, num in counts.items() if times > 1) >= _MOST_ALIKE * counts.total()
+    counts = list(Counter(hashes).values())
+    mean = rate = fmean(counts)
+    for _ in range(100):
+        rate = mean * -math.expm1(-rate)
+    return pvariance(counts) < _EVEN * mean * (1 + rate - mean)
 
 
 def _is_oversampling(hashes: list[int]) -> bool:

@@ -26,6 +26,7 @@ from roundoff.precision.compute.sharded_weights import rank
 from roundoff.precision.compute.torch_ops import Function, op_name, open_composite
 from roundoff.precision.recipe.recipe import OperandScaling, OperandSettings, Recipe
 from roundoff.precision.recipe.recipe_environment import is_frozen
+from roundoff.precision.recipe.roles import CONVOLUTIONS
 from roundoff.precision.recipe.site_formats import boundaries, override_sites, site_of
 
 _LARGEST_SCALE: Final = 2.0**126
@@ -305,6 +306,6 @@ def _uniform(settings: OperandSettings, fmt: str) -> OperandSettings:
 def _wide_layers(model: nn.Module, recipe: Recipe) -> list[nn.Module]:
     """Return the last layers of the model, as many as the recipe keeps wide, without those that have an override."""
     overridden = override_sites(model, recipe.overrides)
-    layers = [module for module in model.modules() if isinstance(module, nn.Linear | nn.modules.conv._ConvNd)]
+    layers = [module for module in model.modules() if isinstance(module, (nn.Linear, *CONVOLUTIONS))]
     num_wide = math.ceil(recipe.operands.wide_share * len(layers))
     return [layer for layer in layers[len(layers) - num_wide :] if layer not in overridden]

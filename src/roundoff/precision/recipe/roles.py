@@ -12,6 +12,15 @@ from roundoff.precision.recipe.recipe import ROLES, Role
 
 _Named = dict[str, nn.Module]
 
+CONVOLUTIONS = (
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+)
+
 
 def layers_with_roles(model: nn.Module, roles: Sequence[Role]) -> dict[str, nn.Module]:
     """Return the layers that have one of the roles, by name.
@@ -60,7 +69,7 @@ def _numbers_of_experts(parent: nn.Module) -> set[int]:
     """Return how many experts a block seems to have: modules of one class in a list, or matrices in one weight."""
     lists = [child for child in parent.children() if isinstance(child, nn.ModuleList)]
     numbers = {len(experts) for experts in lists if len(experts) > 1 and len({type(each) for each in experts}) == 1}
-    owners = [parent, *(child for child in parent.children() if not isinstance(child, nn.modules.conv._ConvNd))]
+    owners = [parent, *(child for child in parent.children() if not isinstance(child, CONVOLUTIONS))]
     stacked = [weight for owner in owners for weight in owner.parameters(recurse=False) if weight.dim() == 3]
     return numbers | {weight.shape[0] for weight in stacked if weight.shape[0] > 1}
 
