@@ -8,7 +8,7 @@ policy = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 3))
 value = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 1))
 optimizer = torch.optim.Adam([*policy.parameters(), *value.parameters()], lr=1e-3)
 best = torch.randn(4, 3)
-for _ in range(15):
+for _ in range(10):
     with torch.no_grad():
         seen = torch.randn(256, 4)
         actions = torch.distributions.Categorical(logits=policy(seen)).sample()
