@@ -18,8 +18,6 @@ from roundoff.watch.watching import watching
 from tests.device.simulated_device import faulty
 from tests.device.test_record import conv_net
 
-pytestmark = pytest.mark.usefixtures("only_new_objects")
-
 
 class Attention(nn.Module):
     """Attention that is one kernel on the CPU and many on the device; its key bias has no gradient but rounding."""

@@ -17,7 +17,6 @@ from roundoff.runs import Run
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:.*LeafSpec.*"),
-    pytest.mark.usefixtures("only_new_objects"),
 ]
 
 

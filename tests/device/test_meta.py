@@ -18,8 +18,6 @@ from roundoff.record.event_selection import EventSelection
 from roundoff.runs import Run
 from roundoff.watch.watching import watching
 
-pytestmark = pytest.mark.usefixtures("only_new_objects")
-
 
 def make() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))

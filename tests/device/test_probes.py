@@ -15,8 +15,6 @@ from roundoff.runs import Run
 from roundoff.watch.watching import watching
 from tests.device.simulated_device import Execution, behaving
 
-pytestmark = pytest.mark.usefixtures("only_new_objects")
-
 
 class Classifier(nn.Module):
     def __init__(self) -> None:

@@ -23,7 +23,7 @@ from tests.device.test_recipes import COMPRESSED, SCALED, UNSCALED
 
 Places = tuple[str, str]
 PLACES: list[Places] = [("sim:0", "sim:1"), ("sim:1", "cpu")]
-pytestmark = [pytest.mark.parametrize("places", PLACES, ids="+".join), pytest.mark.usefixtures("only_new_objects")]
+pytestmark = [pytest.mark.parametrize("places", PLACES, ids="+".join)]
 
 
 class Split(nn.Module):

@@ -22,8 +22,6 @@ from roundoff.watch.watching import watching
 from tests.device.simulated_device import faulty
 from tests.device.test_record import Attention, conv_net, train
 
-pytestmark = pytest.mark.usefixtures("only_new_objects")
-
 
 def overflowing(device: str, *, bad: int = 3) -> list[Tensor]:
     """Train six steps, one with a loss that overflows, and return the weights."""

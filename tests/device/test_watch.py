@@ -23,7 +23,6 @@ from tests.device.simulated_device import DeviceCounts, Execution, behaving, cou
 
 NUM_STEPS = 34
 MEASURED = ("l2", "absmax", "grad_l2", "grad_absmax", "grad_zero_share", "changed_fraction", "update_l2")
-pytestmark = pytest.mark.usefixtures("only_new_objects")
 
 
 def train(

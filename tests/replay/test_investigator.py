@@ -19,8 +19,6 @@ from roundoff.replay.step_tape import StepTape
 from roundoff.runs import Anomaly, AnomalyKind, Run, RunInfo, RunWriter, perturbed_path, replay_path
 from tests.replay.taped import Taped, taped
 
-pytestmark = pytest.mark.usefixtures("only_new_objects")
-
 
 class Handled:
     """An investigator of a training of one weight, with or without a snapshot of the open step."""

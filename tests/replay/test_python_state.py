@@ -7,6 +7,7 @@ import random
 import sys
 import threading
 from collections import deque
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -81,6 +82,18 @@ def test_containers_objects_arrays_and_generators_are_put_back() -> None:
     assert model.bank._version == version
     assert not model.table.any()
     assert model.draw() == twin.draw()
+
+
+def test_other_files_with_much_in_them_take_nothing_from_the_models_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    large = ModuleType("large")
+    large.__file__ = __file__
+    vars(large).update({f"table{number}": [[] for _ in range(100)] for number in range(200)})
+    monkeypatch.setattr(sys, "modules", {"large": large, **sys.modules})
+    model = Net()
+    with restoring_python_state(model.modules(), but=nothing):
+        model.disturb()
+    assert SEEN == {"count": 0, "nested": {"losses": []}}
+    assert model.meter.values == []
 
 
 def test_what_a_hook_holds_is_put_back_also_after_an_exception() -> None:

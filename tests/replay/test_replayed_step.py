@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from roundoff.replay.replayed_step import cut_batch, mean_loss
 from tests.replay.taped import Taped, taped
 
-pytestmark = pytest.mark.usefixtures("only_new_objects")
-
 Pair = namedtuple("Pair", "inputs mask")
 
 

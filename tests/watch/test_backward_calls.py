@@ -5,15 +5,12 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 
 from roundoff.replay.step_tape import BackwardEntry
 from roundoff.runs.files.plain_json import object_of
 from roundoff.watch.watch import Watch
-
-pytestmark = pytest.mark.usefixtures("only_new_objects")
 
 
 class Broken(torch.autograd.Function):

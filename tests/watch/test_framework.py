@@ -15,8 +15,6 @@ from roundoff.watch.framework import FrameworkWatch, missing_library
 from roundoff.watch.settings import WatchSettings
 from roundoff.watch.watching import watching
 
-pytestmark = pytest.mark.usefixtures("only_new_objects")
-
 QUICK = WatchSettings(probe_seconds=0, recorded_steps=())
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from roundoff.record.loop.step_clock import StepClock
-from roundoff.runs import NoDetail, Run, RunInfo, RunWriter
+from roundoff.runs import NoDetail, Run, RunInfo, RunWriter, StepDetail
 from roundoff.watch.journal import StepJournal, mean
 
 
@@ -77,6 +77,16 @@ def test_after_a_hundred_steps_only_calls_that_differ_from_the_step_before_are_w
         written.setdefault(call.step, []).append(call.call)
     assert sorted(written) == [*range(100), 105, 106]
     assert written[105] == ["forward", "eval"]
+
+
+def test_the_first_steps_of_another_optimizer_are_written_whenever_it_takes_over(tmp_path: Path) -> None:
+    loop = Loop(tmp_path / "run")
+    for step in range(210):
+        loop.journal.call("step", StepDetail(optimizer="AdamW" if step < 150 else "AdamW#2"))
+        loop.step()
+    written = [call.detail_as(StepDetail).optimizer for call in loop.ended().calls()]
+    assert written.count("AdamW#2") == 1
+    assert len(written) < 105
 
 
 def test_calls_are_open_until_their_step_closes(tmp_path: Path) -> None:

@@ -11,8 +11,6 @@ from roundoff.replay.step_tape import LoopEntry
 from roundoff.runs.files.plain_json import object_of
 from roundoff.watch.watch import Watch
 
-pytestmark = pytest.mark.usefixtures("only_new_objects")
-
 
 @pytest.fixture
 def model(watch: Watch) -> nn.Module:

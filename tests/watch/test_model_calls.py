@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 
-import pytest
 import torch
 from torch import Tensor, nn
 
@@ -12,8 +11,6 @@ from roundoff.replay.step_tape import ModelEntry
 from roundoff.runs import read_flight
 from roundoff.runs.files.folder import flight_path
 from roundoff.watch.watch import Watch
-
-pytestmark = pytest.mark.usefixtures("only_new_objects")
 
 
 class Inner(nn.Linear):

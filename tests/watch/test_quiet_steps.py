@@ -23,8 +23,6 @@ from roundoff.watch.watch import Watch
 from roundoff.watch.watch_part import WatchPart
 from roundoff.watch.watching import start_watching
 
-pytestmark = pytest.mark.usefixtures("only_new_objects")
-
 SOURCE = str(Path(roundoff.__file__).parent)
 
 
@@ -182,6 +180,7 @@ def test_the_last_taped_step_is_probed_where_the_last_of_all_was_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_function: bool
 ) -> None:
     monkeypatch.setattr("roundoff.watch.watch._TAPED_STEPS", 2)
+    monkeypatch.setattr("roundoff.watch.budget._FREE_SECONDS_PER_STEP", 0.0)
     # Looking at the memory of the process lets go of all copies.
     monkeypatch.setattr("roundoff.watch.process.memory_growth.WARM_UP_STEPS", 10_000)
     settings = WatchSettings(recorded_steps=(), probe_seconds=20, full_steps=1, budget=0.0)

@@ -17,8 +17,6 @@ from roundoff.watch.settings import WatchSettings
 from roundoff.watch.watch import Watch
 from roundoff.watch.watching import start_watching
 
-pytestmark = pytest.mark.usefixtures("only_new_objects")
-
 
 def steps(watch: Watch) -> list[dict[str, Any]]:
     """The details of the steps of the open step so far."""

@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 import torch
 from torch import nn
 
 from roundoff.watch.watching import watching
-
-pytestmark = pytest.mark.usefixtures("only_new_objects")
 
 
 def test_a_block_without_a_training_is_not_called_fine(tmp_path: Path) -> None:

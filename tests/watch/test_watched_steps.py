@@ -16,8 +16,6 @@ from roundoff.watch.settings import WatchSettings
 from roundoff.watch.watch import Watch, WatchState
 from roundoff.watch.watching import start_watching
 
-pytestmark = pytest.mark.usefixtures("only_new_objects")
-
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.zero_grad()

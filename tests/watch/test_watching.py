@@ -14,8 +14,6 @@ from roundoff.runs import ExceptionDetail, Run
 from roundoff.watch.settings import WatchSettings
 from roundoff.watch.watching import next_folder, start_watching, watching
 
-pytestmark = pytest.mark.usefixtures("only_new_objects")
-
 
 def test_an_unknown_way_to_act_is_refused_with_those_there_are(tmp_path: Path) -> None:
     settings = WatchSettings(on_anomaly="explode")

@@ -122,11 +122,20 @@ def is_reproducible(training: Training, snapshot: Snapshot, tapes: Sequence[Step
 
 
 def state_before(
-    training: Training, snapshot: Snapshot, tapes: Sequence[StepTape], *, gate: CollectiveGate | None = None
+    training: Training,
+    snapshot: Snapshot,
+    tapes: Sequence[StepTape],
+    *,
+    gate: CollectiveGate | None = None,
+    until: float = math.inf,
 ) -> TrainingState:
-    """Return the state before the last of the steps, rebuilt from the snapshot."""
+    """Return the state before the last of the steps, rebuilt from the snapshot.
+
+    Raises:
+        OutOfTime: `time.monotonic` has passed `until`.
+    """
     state = TrainingState()
-    playing = StepPlayer(tapes, gate)
+    playing = StepPlayer(tapes, gate, until=until)
     with _leaving(gate), snapshot.state.swapped_in(training), discarding_output():
         for tape in tapes[:-1]:
             playing.play(tape)
@@ -352,14 +361,17 @@ class Player:
 class StepPlayer:
     """Plays one step after the other and keeps the results into whose graphs later steps continue."""
 
-    def __init__(self, tapes: Sequence[StepTape], gate: CollectiveGate | None = None) -> None:
+    def __init__(
+        self, tapes: Sequence[StepTape], gate: CollectiveGate | None = None, *, until: float = math.inf
+    ) -> None:
         self._gate = gate
+        self._until = until
         self._reached = {step for tape in tapes for step in tape.reached_steps}
         self._earlier: dict[int, list[Tensor]] = {}
 
     def play(self, tape: StepTape, sources: Sources | None = None) -> list[Tensor]:
         """Play a step and return its losses."""
-        player = Player(sources, earlier=self._earlier)
+        player = Player(sources, earlier=self._earlier, until=self._until)
         # A recipe computes through a dispatch mode, which `swapped_in` hides.
         with seen_as_in_training(), self._gate or contextlib.nullcontext():
             player.play(tape.entries)

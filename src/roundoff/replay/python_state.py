@@ -82,26 +82,31 @@ def restoring_python_state(modules: Iterable[nn.Module], *, but: Callable[[Tenso
 
 
 def _roots(modules: Iterable[nn.Module]) -> Iterator[Any]:
-    """Yield where the search starts: the files of the models first, since at most `_MAX_OBJECTS` are visited."""
+    """Yield where the search starts, the nearest to the models first: at most `_MAX_OBJECTS` are visited."""
     known = list(modules)
-    if not other_threads_run_users_code():  # what another thread writes to a variable in the meantime must stay
-        yield from _variables_of_files(known)
+    reads_files = not other_threads_run_users_code()  # what another thread writes to a variable in the meantime stays
+    if reads_files:
+        yield from _variables_of_own_files(known)
     for module in known:
         yield from own_attributes(module).values()
         for name in _HOOKS:
             yield from getattr(module, name, {}).values()
         yield inspect.getattr_static(type(module), "forward", None)  # a scripted module's is no attribute of its class
+    if reads_files:
+        yield from (
+            vars(file) for file in list(sys.modules.values()) if isinstance(file, ModuleType) and _is_users(file)
+        )
 
 
-def _variables_of_files(modules: Iterable[nn.Module]) -> Iterator[dict[str, Any]]:
+def _variables_of_own_files(modules: Iterable[nn.Module]) -> Iterator[dict[str, Any]]:
     for kind in {type(module) for module in modules}:
         file = sys.modules.get(kind.__module__)
+        if file is None or not _is_users(file):
+            continue
+        yield vars(file)
         forward = inspect.getattr_static(kind, "forward", None)
-        if file is not None and _is_users(file) and isinstance(forward, FunctionType):
+        if isinstance(forward, FunctionType):  # of a script that has ended, or of a class in another file
             yield forward.__globals__
-    for file in list(sys.modules.values()):
-        if isinstance(file, ModuleType) and _is_users(file):
-            yield vars(file)
 
 
 def other_threads_run_users_code() -> bool:
@@ -132,15 +137,16 @@ def _is_users(module: ModuleType) -> bool:
 
 
 def _find_reachable(roots: Iterable[Any]) -> list[Any]:
-    """Return everything that can be reached from the roots, each object once."""
+    """Return everything that can be reached from the roots, each object once: first all of the first root."""
     seen: dict[int, Any] = {}
-    waiting = deque(roots)
-    while waiting and len(seen) < _MAX_OBJECTS:
-        found = waiting.popleft()
-        if id(found) in seen or isinstance(found, (nn.Module, type, ModuleType, str, bytes, int, float)):
-            continue
-        seen[id(found)] = found
-        waiting.extend(_parts(found))
+    for root in roots:
+        waiting = deque([root])
+        while waiting and len(seen) < _MAX_OBJECTS:
+            found = waiting.popleft()
+            if id(found) in seen or isinstance(found, (nn.Module, type, ModuleType, str, bytes, int, float)):
+                continue
+            seen[id(found)] = found
+            waiting.extend(_parts(found))
     return list(seen.values())
 
 

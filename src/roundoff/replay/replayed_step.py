@@ -35,15 +35,33 @@ class ReplayedCodeRaised(Exception):
 
 
 class ReplayedStep:
-    """One step, ready to be played again in the state it started from."""
+    """One step, ready to be played again in the state it started from.
 
-    def __init__(self, training: Training, snapshot: Snapshot, tapes: Sequence[StepTape], sites: Sites) -> None:
-        self.until = math.inf
-        """When to stop playing, as `time.monotonic` says it."""
+    Args:
+        training: what was trained.
+        snapshot: the state before the first of the tapes.
+        tapes: the steps up to this one, which is the last of them.
+        sites: the places in the models.
+        until: when to stop playing, as `time.monotonic` says it.
+
+    Raises:
+        OutOfTime: the time was over before the steps that lead to this one were played.
+    """
+
+    def __init__(
+        self,
+        training: Training,
+        snapshot: Snapshot,
+        tapes: Sequence[StepTape],
+        sites: Sites,
+        *,
+        until: float = math.inf,
+    ) -> None:
+        self._until = until
         self.training = training
         self.sites = sites
         self.tape = tapes[-1]
-        self._state = snapshot.state if len(tapes) == 1 else state_before(training, snapshot, tapes)
+        self._state = snapshot.state if len(tapes) == 1 else state_before(training, snapshot, tapes, until=until)
 
     @property
     def batch_size(self) -> int | None:
@@ -74,7 +92,7 @@ class ReplayedStep:
             ReplayedCodeRaised: the calls do not accept what was changed.
             OutOfTime: the time is over.
         """
-        player = Player(**changes, until=self.until)
+        player = Player(**changes, until=self._until)
         try:
             player.play((tape or self.tape).entries)
         except OutOfTime:

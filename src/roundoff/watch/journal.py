@@ -35,7 +35,7 @@ _MAX_CLOSED = 64
 """So many steps that were not taped wait for their lines to be made: many in a row take far less time than one."""
 
 Number: TypeAlias = Tensor | float | LateNumber
-_Pattern: TypeAlias = tuple[tuple[CallKind, int, bool], ...]
+_Pattern: TypeAlias = tuple[tuple[CallKind, int, str | None, bool], ...]
 _NotedCall: TypeAlias = tuple[CallKind, int, float, CallDetail]
 """Kind, microbatch, time and details."""
 
@@ -218,7 +218,9 @@ class StepJournal:
         calls, is_taped, step = closed.calls, closed.is_taped, closed.step
         closed.calls = []
         pattern: _Pattern = tuple([
-            (kind, microbatch, isinstance(detail, StepDetail) and detail.skipped)
+            (kind, microbatch, detail.optimizer, detail.skipped)
+            if isinstance(detail, StepDetail)
+            else (kind, microbatch, None, False)
             for kind, microbatch, _, detail in calls
             if is_taped or kind != "forward"
         ])  # fmt: skip

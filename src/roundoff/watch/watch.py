@@ -31,7 +31,6 @@ from roundoff.replay.device_memory import free_bytes, why_no_room
 from roundoff.replay.investigator import Investigator, TrainingStopped
 from roundoff.replay.lost_numbers import LostNumbersFinder
 from roundoff.replay.rank_consensus import num_ranks
-from roundoff.replay.replayed_step import ReplayedStep
 from roundoff.replay.snapshots import Snapshots
 from roundoff.replay.state import Training
 from roundoff.replay.step_tape import BackwardEntry, ModelEntry, StepEntry
@@ -1265,12 +1264,9 @@ class Watch(LoopFollower):
         if path is None or why_no_room(self._training) is not None:
             return
         with self.replaying():
-            try:
-                last_step = ReplayedStep(self._training, *path, self.sites)
-            except NotReplayable:  # the steps take another course than they did; recorded ones say why
-                return
+            is_suspicious = not self._detector.loss_has_fallen
             LastStepProbes(self._writer, seconds=seconds).run(
-                last_step, is_suspicious=not self._detector.loss_has_fallen
+                self._training, path, self.sites, is_suspicious=is_suspicious
             )
 
 

@@ -16,8 +16,6 @@ from roundoff.runs import BatchFacts
 from roundoff.watch.facts.step_batch import batch_facts_of, criterion_input_facts, external_tensors
 from tests.replay.taped import Taped, taped
 
-pytestmark = pytest.mark.usefixtures("only_new_objects")
-
 Pair = namedtuple("Pair", "inputs mask")
 
 

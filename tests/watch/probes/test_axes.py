@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -14,8 +13,6 @@ from roundoff.runs import ConfusedAxes
 from roundoff.watch.probes.axes import axes, mixed_axis
 from roundoff.watch.probes.batch_mixing import batch_mixing
 from tests.replay.taped import taped
-
-pytestmark = pytest.mark.usefixtures("only_new_objects")
 
 
 class Calls(nn.Module):

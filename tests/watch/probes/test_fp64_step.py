@@ -13,8 +13,6 @@ from roundoff.replay.replayed_step import ReplayedCodeRaised
 from roundoff.watch.probes.fp64_step import fp64_step, gradient_direction
 from tests.replay.taped import Taped, taped
 
-pytestmark = pytest.mark.usefixtures("only_new_objects")
-
 
 class Doubled(torch.autograd.Function):
     @staticmethod

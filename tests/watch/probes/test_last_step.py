@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from roundoff.replay.snapshots import Snapshots
 from roundoff.runs import BatchMixingProbe, Run
 from roundoff.runs.files.plain_json import from_json, object_of, to_json
 from roundoff.watch.probes import last_step
@@ -241,7 +242,12 @@ def test_a_model_that_takes_batches_of_one_size_only_is_no_failure_of_ours(tmp_p
     assert "half-batch" not in {probe.probe for probe in run.probes()}
 
 
-def test_probes_of_a_step_with_many_calls_end_when_their_time_is_over(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_way", [False, True])
+def test_probes_of_a_step_with_many_calls_end_when_their_time_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_way: bool
+) -> None:
+    if has_way:  # the steps from the only snapshot to the last step have to be played as well
+        monkeypatch.setattr(Snapshots, "is_due", lambda self, step: self.latest is None)
     calls = os.open(tmp_path / "calls", os.O_WRONLY | os.O_CREAT)  # replays restore what Python holds
 
     class Slow(nn.Linear):
@@ -254,7 +260,9 @@ def test_probes_of_a_step_with_many_calls_end_when_their_time_is_over(tmp_path: 
     is_over = False
     model = Slow(8, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    watch = start_watching(to=tmp_path / "run", settings=WatchSettings(probe_seconds=0.5))
+    watch = start_watching(
+        to=tmp_path / "run", settings=WatchSettings(probe_seconds=0.5, full_steps=1 if has_way else 20)
+    )
     with watch.running():
         for _ in range(8):
             loss = torch.stack([model(torch.randn(16, 8)).square().mean() for _ in range(50)]).mean()

@@ -12,9 +12,12 @@ import torch
 from roundoff.record.loop.sites import LOOP, Sites
 from roundoff.record.ops.op_table import describe_op
 from roundoff.record.source_lines import Sources
+from roundoff.replay.arguments import NotReplayable
 from roundoff.replay.forward_facts import forward_facts
 from roundoff.replay.player import OutOfTime, replay_sources
 from roundoff.replay.replayed_step import ReplayedCodeRaised, ReplayedStep, cut_batch, mean_loss
+from roundoff.replay.snapshots import ReplayPath
+from roundoff.replay.state import Training
 from roundoff.runs import EvalModeProbe, Failure, HalfBatchProbe, OverfitProbe, Probe, RandomOp, RunWriter
 from roundoff.torch_private import DispatchMode, calls_of_modules, push_mode, remove_mode
 from roundoff.watch.probes.axes import axes
@@ -33,19 +36,23 @@ class LastStepProbes:
         self._writer = writer
         self._seconds = seconds
 
-    def run(self, step: ReplayedStep, *, is_suspicious: bool) -> None:
+    def run(self, training: Training, path: ReplayPath, sites: Sites, *, is_suspicious: bool) -> None:
         """Run one probe after another while time is left.
 
         A probe is left out if the user's code does not accept what it changes; a failure of ours is noted in the run.
 
         Args:
-            step: the last step of the training.
+            training: what was trained.
+            path: what a replay of its last step goes through.
+            sites: the places in its models.
             is_suspicious: the loss did not go down, so also check whether one batch can be learned.
         """
-        step.until = time.monotonic() + self._seconds
         try:
+            step = ReplayedStep(training, *path, sites, until=time.monotonic() + self._seconds)
             self._see_forward(step)
             self._run_probes(step, is_suspicious=is_suspicious)
+        except NotReplayable:  # the steps take another course than they did; recorded ones say why
+            return
         except OutOfTime:
             self._writer.note(f"Probes were cut short after {self._seconds:g} s.")
 
