@@ -6,6 +6,7 @@ from click.testing import CliRunner, Result
 
 from roundoff.cli import command_line
 from roundoff.cli.training_argument import training_named
+from roundoff.train.config import TrainConfig
 from tests.run_folders import write_run
 
 PLANTED = Path(__file__).parents[1] / "experiments" / "bisect" / "planted_overflow.py"
@@ -182,6 +183,14 @@ def test_a_training_is_called_by_the_words_that_were_given():
     words = ("train", "--data", "digits", "--steps", "3", "--recipe", "fp32")
     subject = training_named(words, command="bisect", is_module=False, with_rules=False, seed=0)
     assert subject.name == f"roundoff {' '.join(words)}"
+
+
+def test_a_run_of_train_from_a_version_with_fewer_settings_is_known():
+    settings = dict(TrainConfig(recipe="half", steps=3).to_object())
+    del settings["wide"]
+    write_run(Path("runs/older"), settings=settings)
+    subject = training_named(("runs/older",), command="bisect", is_module=False, with_rules=False, seed=0)
+    assert subject.config == TrainConfig(recipe="half", steps=3)
 
 
 def test_a_folder_of_another_training_is_refused():

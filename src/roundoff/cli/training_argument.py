@@ -107,8 +107,8 @@ def _target_of_run(folder: Path, *, command: TrialCommand, with_rules: bool, see
 
     info = Run.open(folder).info
     names = TrainConfig.__dataclass_fields__
-    if set(names) <= set(info.settings):
-        settings: dict[str, Any] = {name: info.settings[name] for name in names}
+    settings: dict[str, Any] = {name: value for name, value in info.settings.items() if name in names}
+    if {"data", "model", "recipe"} <= set(settings):  # an older version may have fewer settings than this one
         settings = {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
         settings["runs"] = settings["runs"] and Path(settings["runs"])
         settings |= {name: None for name in ("name", "resume", "tensorboard")}
