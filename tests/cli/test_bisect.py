@@ -6,6 +6,7 @@ from click.testing import CliRunner, Result
 
 from roundoff.cli import command_line
 from roundoff.cli.training_argument import training_named
+from roundoff.experiments.trials.targets import TrainTarget
 from roundoff.train.config import TrainConfig
 from tests.run_folders import write_run
 
@@ -190,6 +191,7 @@ def test_a_run_of_train_from_a_version_with_fewer_settings_is_known():
     del settings["wide"]
     write_run(Path("runs/older"), settings=settings)
     subject = training_named(("runs/older",), command="bisect", is_module=False, with_rules=False, seed=0)
+    assert isinstance(subject, TrainTarget)
     assert subject.config == TrainConfig(recipe="half", steps=3)
 
 

@@ -32,6 +32,7 @@ COMMANDS = {
     "bisect": "Find the smallest set of layers that must stay wide, or the op that is wrong.",
     "plan": "Measure where precision is lost and write a recipe that trains.",
     "check-device": "Check every op of a training script's step on its device against the CPU and fp64.",
+    "invariant": "Find the ops whose result for a sample depends on the batch that it is in.",
     "runs": "List runs and show their recorded steps.",
     "recipes": "List the training recipes and when to use which.",
     "formats": "Show which numbers a format can represent.",
@@ -53,10 +54,11 @@ NEED_TORCH = (
         "bisect",
         "plan",
         "check-device",
+        "invariant",
     ),
 )
 """These always compute with torch; the others need it never, or only with some of their options."""
-_RUN_SCRIPTS = ("record", "run", "check-device")
+_RUN_SCRIPTS = ("record", "run", "check-device", "invariant")
 """The user's script prints to the same stdout, so these commands leave its encoding alone."""
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, TypeVar, cast
+from typing import Any, Literal, NoReturn, ParamSpec, TypeVar, cast
 from weakref import ref
 
 import torch
@@ -31,6 +31,7 @@ from roundoff.replay.device_memory import free_bytes, why_no_room
 from roundoff.replay.investigator import Investigator, TrainingStopped
 from roundoff.replay.lost_numbers import LostNumbersFinder
 from roundoff.replay.rank_consensus import num_ranks
+from roundoff.replay.replayed_step import ReplayedStep
 from roundoff.replay.snapshots import Snapshots
 from roundoff.replay.state import Training
 from roundoff.replay.step_tape import BackwardEntry, ModelEntry, StepEntry
@@ -173,6 +174,8 @@ class Watch(LoopFollower):
         self.state = WatchState.FOLLOWING
         self.training_failed = False
         """To be set where the training fails without an exception that leaves the block."""
+        self.at_step: tuple[int, Callable[[ReplayedStep | str], None]] | None = None
+        """A step, and what gets it, or why it cannot be played again, when it ends; the script is ended there."""
         self.complaints: list[str] = []
         """What a user should know that is no finding; complete when the block has ended."""
         self._gaps: list[Gap] = []
@@ -634,9 +637,21 @@ class Watch(LoopFollower):
         )
         if self._settings.on_anomaly == "stop" and any(anomaly.kind != "exception" for anomaly in new):
             raise TrainingStopped(1)  # also where nothing could be investigated
+        if self.at_step is not None and self.at_step[0] == self.clock.step:
+            self._end_at_step(self.at_step[1])
         if self.num_undone > num_undone:
             self._in_journal(self._journal.call, "undone", NoDetail())
         self._budget.set_aside(time.perf_counter() - began, REPLAYS)
+
+    def _end_at_step(self, look: Callable[[ReplayedStep | str], None]) -> NoReturn:
+        """Have the open step looked at while everything is at hand, and end the script."""
+        path = self._snapshots.path_to(self.clock.step, among=[self._tape.so_far()])
+        if path is None:
+            look(self._tape.step.why_not_replayable or "no snapshot leads to it")
+        else:
+            with self.replaying():
+                look(ReplayedStep(self._training, *path, self.sites))
+        raise TrainingStopped(0)
 
     def _be_alert(self, step: int) -> None:
         """Tape the steps that follow one with an anomaly; several ranks begin later, when all of them know of it."""
