@@ -62,6 +62,7 @@ double-step
 missing-step
 scheduler-before-step scheduler-rate
 eval-mode-training
+mixed-reductions
 loss-sum-reduction
 accumulation-not-averaged
 loss-unbounded-below

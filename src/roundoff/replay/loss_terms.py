@@ -14,11 +14,12 @@ from roundoff.replay.arguments import tensors_of
 from roundoff.runs import LossTerm, LossTermsProbe
 from roundoff.torch_private import FunctionMode, hidden_from_modes
 
-_ADDS = frozenset(
+ADDS = frozenset(
     {"add", "__add__", "__radd__", "__iadd__", "add_", "sub", "__sub__", "__rsub__", "__isub__", "rsub", "sub_"}
 )
+"""Functions that add up two tensors."""
 _JOINS = frozenset({"stack", "cat", "concat", "hstack"})
-_LINEAR = frozenset({
+LINEAR = frozenset({
     "Add", "Sub", "Rsub", "Mul", "Div", "Neg", "Mean", "Sum", "Stack", "Cat", "View", "UnsafeView", "Squeeze",
     "Unsqueeze", "ToCopy", "Clone", "Alias", "Select", "Expand", "ReshapeAlias",
 })  # fmt: skip
@@ -63,7 +64,7 @@ class LossTermWatcher(FunctionMode):
         if type(result) is not Tensor or result.grad_fn is None or (result.numel() != 1 and name not in _JOINS):
             return
         self._lines[result.grad_fn] = self._sources.here()
-        parts = args[:2] if name in _ADDS else args[0] if name in _JOINS and args else ()
+        parts = args[:2] if name in ADDS else args[0] if name in _JOINS and args else ()
         for part in parts if isinstance(parts, (tuple, list)) else ():
             term = self._describe(part)
             if term is not None:
@@ -118,8 +119,8 @@ def _addends(root: Any) -> tuple[set[Any], list[Any]]:
         if node is None or node in inside:
             continue
         before = [function for function, _ in node.next_functions if function is not None]
-        name = _name_of(node)
-        if name in _LINEAR and not (name in _PRODUCTS and len(before) > 1):
+        name = name_of_node(node)
+        if name in LINEAR and not (name in _PRODUCTS and len(before) > 1):
             inside.add(node)
             waiting.extend(before)
         elif node not in others:
@@ -127,7 +128,8 @@ def _addends(root: Any) -> tuple[set[Any], list[Any]]:
     return inside, others[:_MAX_TERMS]
 
 
-def _name_of(node: Any) -> str:
+def name_of_node(node: Any) -> str:
+    """Return what a node of the graph differentiates: `Mul`, `Sum`."""
     return str(node.name()).rstrip("0123456789").removesuffix("Backward")
 
 

@@ -9,7 +9,8 @@ from roundoff.diagnose import needs
 from roundoff.diagnose.loop_facts import loop_steps
 from roundoff.diagnose.rule import Code, FaultEffect, FindingText, error, on_first_rank, rule, warning
 from roundoff.diagnose.wording import format_short
-from roundoff.runs import BackwardDetail, Call, Event, Finding, HalfBatchProbe, Run
+from roundoff.runs import BackwardDetail, Call, Event, Finding, HalfBatchProbe, HalvedTerm, Run
+from roundoff.runs.files.plain_json import object_of
 from roundoff.runs.records.event import bare_name
 from roundoff.words import plural
 
@@ -206,6 +207,71 @@ def _summed_finding(loss: float, halves: list[float], step: int) -> Finding:
         "right learning rate all depend on the batch size",
         fix='divide by the number of samples: reduction="mean", or loss / len(batch)',
         evidence=({"loss": loss, "halves": list(halves)},),
+    )
+
+
+_HALVES, _STAYS = 0.02, 0.25
+"""How far a term may be from the sum of its halves, and from their mean, which noise moves."""
+_CONSTANT = 1e-6
+
+
+@rule(
+    Code(
+        name="mixed-reductions",
+        means="One term of the loss is a mean over the batch and another a sum: the sum outweighs the mean by the "
+        "number of samples, and the more, the larger the batch. In a variational autoencoder the codes then carry "
+        "nothing.",
+        fix="Reduce all terms alike: sum each over its features and take the mean over the batch, or divide the sum "
+        "by the number of samples.",
+    ),
+    order=705,
+    checks="terms of the loss that are reduced differently",
+    needs=[
+        needs.probe(HalfBatchProbe),
+        needs.some(lambda run: any(p.terms for p in run.probes(HalfBatchProbe)), "the loss is no sum of terms"),
+    ],
+)
+def mixed_reductions(run: Run) -> Finding | None:
+    """Find a loss of which one term is the sum of the terms of both halves of the batch, and another their mean."""
+    for probe in run.probes(HalfBatchProbe):
+        varying = [term for term in probe.terms if _depends_on_batch(term)]
+        sums = [term for term in varying if _is_sum(term) and term.factor * (probe.size or 1) > _NOT_DIVIDED]
+        means = [term for term in varying if _is_mean(term)]
+        if sums and means:
+            return _mixed_finding(sums[0], means[0], probe)
+    return None
+
+
+def _depends_on_batch(term: HalvedTerm) -> bool:
+    return abs(term.value) > _MIN_LOSS and any(abs(x - term.value) > _CONSTANT * abs(term.value) for x in term.halves)
+
+
+def _is_sum(term: HalvedTerm) -> bool:
+    return abs(sum(term.halves) - term.value) <= _HALVES * abs(term.value)
+
+
+def _is_mean(term: HalvedTerm) -> bool:
+    return abs(sum(term.halves) / len(term.halves) - term.value) <= _STAYS * abs(term.value)
+
+
+def _mixed_finding(summed: HalvedTerm, mean: HalvedTerm, probe: HalfBatchProbe) -> Finding:
+    texts = [f"{format_short(x.halves[0])} and {format_short(x.halves[1])}" for x in (summed, mean)]
+    lines = [f" ({x.source})" if x.source else "" for x in (summed, mean)]
+    return warning(
+        rule="mixed-reductions",
+        confidence=0.9,
+        step=0,
+        rank=0,
+        phase="forward",
+        source=summed.source,
+        title="one term of the loss is a sum over the batch, another a mean",
+        why=f"step {probe.step} replayed with each half of its batch gives {texts[0]} for one term{lines[0]}, which "
+        f"add up to its {format_short(summed.value)}, and {texts[1]} for another{lines[1]}, whose mean is its "
+        f"{format_short(mean.value)}: the sum weighs {probe.size} times as much as its mean would, and more in a "
+        "larger batch",
+        fix="reduce both alike: sum over the features and take the mean over the batch, or divide the sum by the "
+        "number of samples",
+        evidence=(object_of(summed), object_of(mean)),
     )
 
 

@@ -31,6 +31,17 @@ class EvalModeProbe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HalvedTerm:
+    """An addend of the loss: in the whole batch, and in each half of it."""
+
+    value: float
+    halves: tuple[float, ...]
+    factor: float
+    """What the numbers that it adds up are multiplied by."""
+    source: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HalfBatchProbe:
     """In eval mode: the whole batch, and each half of it."""
 
@@ -38,6 +49,10 @@ class HalfBatchProbe:
     probe: Literal["half-batch"] = "half-batch"
     loss: float | None
     halves: tuple[float | None, ...]
+    size: int | None = None
+    """How many samples the whole batch has."""
+    terms: tuple[HalvedTerm, ...] = ()
+    """The addends of the loss, if it is a sum of several."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,11 +14,12 @@ from roundoff.record.ops.op_table import describe_op
 from roundoff.record.source_lines import Sources
 from roundoff.replay.arguments import NotReplayable
 from roundoff.replay.forward_facts import forward_facts
+from roundoff.replay.loss_addends import Addend, AddendWatcher
 from roundoff.replay.player import OutOfTime, replay_sources
 from roundoff.replay.replayed_step import ReplayedCodeRaised, ReplayedStep, cut_batch, mean_loss
 from roundoff.replay.snapshots import ReplayPath
 from roundoff.replay.state import Training
-from roundoff.runs import EvalModeProbe, Failure, HalfBatchProbe, OverfitProbe, Probe, RandomOp, RunWriter
+from roundoff.runs import EvalModeProbe, Failure, HalfBatchProbe, HalvedTerm, OverfitProbe, Probe, RandomOp, RunWriter
 from roundoff.torch_private import DispatchMode, calls_of_modules, push_mode, remove_mode
 from roundoff.watch.probes.axes import axes
 from roundoff.watch.probes.batch_mixing import batch_mixing
@@ -104,15 +105,32 @@ def _half_batch(step: ReplayedStep) -> HalfBatchProbe | None:
     if size is None or size < 4:
         return None
     halves: list[float | None] = []
-    for part in (slice(0, size // 2), slice(size // 2, size)):
+    addends: list[list[Addend]] = []
+    for part in (slice(0, size // 2), slice(size // 2, size), slice(0, size)):
+        sources = replay_sources()
+        watcher = AddendWatcher(sources)
         with step.in_state():
-            player = step.play(
-                forward_only=True, is_training=False, change=lambda x, part=part: cut_batch(x, size, part)
-            )
+            with watcher:
+                player = step.play(
+                    forward_only=True,
+                    is_training=False,
+                    change=lambda x, part=part: cut_batch(x, size, part),
+                    sources=sources,
+                )
             halves.append(mean_loss(player))
-    with step.in_state():
-        whole = mean_loss(step.play(forward_only=True, is_training=False))
-    return HalfBatchProbe(step=step.tape.step, loss=whole, halves=tuple(halves))
+            addends.append([addend for root in player.roots[:1] for addend in watcher.addends_of(root)])
+        if watcher.failure is not None:
+            raise watcher.failure
+    whole = halves.pop()
+    return HalfBatchProbe(
+        step=step.tape.step, loss=whole, halves=tuple(halves), size=size, terms=tuple(_halved_terms(*addends))
+    )
+
+
+def _halved_terms(first: list[Addend], second: list[Addend], whole: list[Addend]) -> Iterator[HalvedTerm]:
+    if len(first) == len(second) == len(whole):
+        for a, b, both in zip(first, second, whole, strict=True):
+            yield HalvedTerm(value=both.value, halves=(a.value, b.value), factor=both.factor, source=both.source)
 
 
 def _eval_mode(step: ReplayedStep) -> EvalModeProbe:
