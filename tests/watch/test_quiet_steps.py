@@ -31,6 +31,7 @@ def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     """Give a watch without a budget that tapes two steps."""
     monkeypatch.setattr("roundoff.watch.watch._TAPED_STEPS", 2)
     monkeypatch.setattr("roundoff.watch.journal._STEPS_IN_FULL", 2)
+    monkeypatch.setattr("roundoff.replay.snapshots._MAX_INTERVAL", 1)  # else a slow machine tapes more steps
     monkeypatch.setattr("roundoff.watch.budget._FREE_SECONDS_PER_STEP", 0.0)  # else a slow machine affords more
     # Hooks stay in place once anything was compiled, which another test in this process may have done.
     monkeypatch.setattr("roundoff.record.loop.observer.has_compiled", lambda: False)
@@ -176,11 +177,12 @@ def test_a_part_that_fails_is_off_and_the_training_goes_on(watch: Watch) -> None
 
 
 @pytest.mark.parametrize("in_function", [False, True])
+@pytest.mark.parametrize("has_compiled", [False, True])
 def test_the_last_taped_step_is_probed_where_the_last_of_all_was_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_function: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_function: bool, has_compiled: bool
 ) -> None:
+    monkeypatch.setattr("roundoff.record.loop.observer.has_compiled", lambda: has_compiled)
     monkeypatch.setattr("roundoff.watch.watch._TAPED_STEPS", 2)
-    monkeypatch.setattr("roundoff.watch.budget._FREE_SECONDS_PER_STEP", 0.0)
     # Looking at the memory of the process lets go of all copies.
     monkeypatch.setattr("roundoff.watch.process.memory_growth.WARM_UP_STEPS", 10_000)
     settings = WatchSettings(recorded_steps=(), probe_seconds=20, full_steps=1, budget=0.0)

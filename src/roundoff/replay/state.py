@@ -51,10 +51,13 @@ class Training:
         self._known: dict[int, ref[Tensor]] = {}
 
     def add_model(self, model: nn.Module) -> bool:
-        """Add a model; say whether it is new."""
+        """Add a model; say whether it is new. A part of a known one is not: in a quiet step, it may be seen alone."""
         if model in self.models:
             return False
+        is_part = any(part is model for known in self.models for part in known.modules())
         self.models.add(model)
+        if is_part:
+            return False
         self._generators = None
         self.refresh()
         return True

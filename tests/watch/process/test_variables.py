@@ -10,7 +10,7 @@ import torch
 from roundoff.watch.process.variables import name_from_referrers, named_objects, user_frames
 
 GLOBAL: list[int] = []
-HIDDEN = SimpleNamespace(inner=SimpleNamespace(values=[1, 2, 3]))
+HIDDEN = SimpleNamespace()
 
 
 def name_of(value: object, frame: FrameType) -> str | None:
@@ -29,6 +29,7 @@ def test_local_variables_attributes_and_entries_have_names() -> None:
 
 
 def test_what_no_frame_leads_to_is_named_after_its_owner() -> None:
+    HIDDEN.inner = SimpleNamespace(values=[1, 2, 3])  # what importing has made is out of sight
     named = name_from_referrers(HIDDEN.inner.values)
     assert named is not None
     assert (named.name, named.anchor) == ("SimpleNamespace.values", "values")
