@@ -56,7 +56,7 @@ running-stats-frozen
 lr-zero
 accumulation-uneven
 step-on-scaled-gradients clip-before-unscale
-clip-after-step
+clip-after-step clip-before-backward
 zero-grad-before-step missing-zero-grad gradients-thrown-away
 double-step
 missing-step
@@ -111,8 +111,9 @@ batch-mixing: axes-confused
 causal-leak: axes-confused
 data-not-shuffled: dataset-mutated duplicate-samples epoch-order-repeated
 dead-units: constant-input exploding-activations input-scale zero-init
-domain-error: accumulation-not-averaged cancellation clip-after-step double-step loss-scale-collapsed
-    loss-sum-reduction loss-unbounded-below lr-too-high missing-zero-grad step-on-scaled-gradients
+domain-error: accumulation-not-averaged cancellation clip-after-step clip-before-backward double-step
+    loss-scale-collapsed loss-sum-reduction loss-unbounded-below lr-too-high missing-zero-grad
+    step-on-scaled-gradients
 duplicate-samples: loader-workers-alike
 eval-loss-rising: eval-input-scale norm-statistics-nonfinite running-stats-frozen running-stats-lost stochastic-eval
     train-eval-gap
@@ -128,34 +129,37 @@ initial-loss: exploding-activations input-scale
 input-scale: consumed-overflow domain-error masked-softmax nonfinite-update overflow
 labels-independent: axes-confused batch-mixing classes-in-order graph-cut labels-misaligned order-ignored
     units-without-gradient update-below-ulp
-loss-nonfinite: accumulation-not-averaged cancellation clip-after-step domain-error double-step loss-scale-collapsed
-    loss-scale-overflow loss-sum-reduction loss-unbounded-below lr-too-high masked-softmax missing-zero-grad
-    no-valid-targets nonfinite-input nonfinite-update norm-statistics-nonfinite overflow step-on-nonfinite-gradients
-    step-on-scaled-gradients
-loss-term-unreachable: graph-cut not-in-optimizer
-loss-spike: accumulation-not-averaged classes-in-order clip-after-step domain-error double-step input-scale
-    loss-nonfinite loss-scale-overflow loss-sum-reduction loss-unbounded-below lr-too-high masked-softmax
+loss-nonfinite: accumulation-not-averaged cancellation clip-after-step clip-before-backward domain-error double-step
+    loss-scale-collapsed loss-scale-overflow loss-sum-reduction loss-unbounded-below lr-too-high masked-softmax
     missing-zero-grad no-valid-targets nonfinite-input nonfinite-update norm-statistics-nonfinite overflow
     step-on-nonfinite-gradients step-on-scaled-gradients
-lr-too-high: accumulation-not-averaged clip-after-step double-step exploding-activations input-scale
-    loss-sum-reduction loss-unbounded-below missing-zero-grad step-on-scaled-gradients
+loss-term-unreachable: graph-cut not-in-optimizer
+loss-spike: accumulation-not-averaged classes-in-order clip-after-step clip-before-backward domain-error double-step
+    input-scale loss-nonfinite loss-scale-overflow loss-sum-reduction loss-unbounded-below lr-too-high
+    masked-softmax missing-zero-grad no-valid-targets nonfinite-input nonfinite-update norm-statistics-nonfinite
+    overflow step-on-nonfinite-gradients step-on-scaled-gradients
+lr-too-high: accumulation-not-averaged clip-after-step clip-before-backward double-step exploding-activations
+    input-scale loss-sum-reduction loss-unbounded-below missing-zero-grad step-on-scaled-gradients
 lr-too-low: clip-before-unscale constant-softmax consumed-overflow dead-units gradient-underflow graph-cut
     lr-too-high lr-zero missing-step saturated-softmax scheduler-rate stepping-stopped update-below-ulp
     vanishing-gradients zero-grad-before-step
-nonfinite-update: accumulation-not-averaged cancellation clip-after-step double-step loss-scale-collapsed
-    loss-sum-reduction loss-unbounded-below lr-too-high missing-zero-grad step-on-scaled-gradients
-norm-statistics-nonfinite: accumulation-not-averaged cancellation clip-after-step double-step loss-scale-collapsed
-    loss-sum-reduction loss-unbounded-below lr-too-high missing-zero-grad step-on-scaled-gradients
+nonfinite-update: accumulation-not-averaged cancellation clip-after-step clip-before-backward double-step
+    loss-scale-collapsed loss-sum-reduction loss-unbounded-below lr-too-high missing-zero-grad
+    step-on-scaled-gradients
+norm-statistics-nonfinite: accumulation-not-averaged cancellation clip-after-step clip-before-backward double-step
+    loss-scale-collapsed loss-sum-reduction loss-unbounded-below lr-too-high missing-zero-grad
+    step-on-scaled-gradients
 order-ignored: axes-confused
-overflow: accumulation-not-averaged cancellation clip-after-step double-step loss-scale-collapsed loss-sum-reduction
-    loss-unbounded-below lr-too-high missing-zero-grad step-on-scaled-gradients
+overflow: accumulation-not-averaged cancellation clip-after-step clip-before-backward double-step
+    loss-scale-collapsed loss-sum-reduction loss-unbounded-below lr-too-high missing-zero-grad
+    step-on-scaled-gradients
 rank-buffers-differ: gradients-not-reduced rank-init-mismatch
 running-stats-frozen: eval-mode-training
 running-stats-lost: constant-input dead-units zero-init
-step-on-nonfinite-gradients: accumulation-not-averaged cancellation clip-after-step domain-error double-step
-    loss-scale-collapsed loss-scale-overflow loss-sum-reduction loss-unbounded-below lr-too-high masked-softmax
-    missing-zero-grad no-valid-targets nonfinite-input nonfinite-update norm-statistics-nonfinite overflow
-    step-on-scaled-gradients
+step-on-nonfinite-gradients: accumulation-not-averaged cancellation clip-after-step clip-before-backward
+    domain-error double-step loss-scale-collapsed loss-scale-overflow loss-sum-reduction loss-unbounded-below
+    lr-too-high masked-softmax missing-zero-grad no-valid-targets nonfinite-input nonfinite-update
+    norm-statistics-nonfinite overflow step-on-scaled-gradients
 stepping-stopped: domain-error loss-scale-overflow masked-softmax no-valid-targets nonfinite-input nonfinite-update
     norm-statistics-nonfinite overflow
 train-eval-gap: eval-input-scale norm-statistics-nonfinite running-stats-frozen running-stats-lost stochastic-eval

@@ -42,6 +42,16 @@ def test_what_is_subtracted_inside_of_a_nonlinear_function_is_no_term() -> None:
     assert kinds_in(lambda model, x: (model(x).sum() - model(x).sum().detach()).exp()) == []
 
 
+def test_a_term_less_its_own_value_is_there_for_its_gradient_alone() -> None:
+    def surrogate(model: nn.Module, x: Tensor) -> Tensor:
+        other = model(x).square().mean()
+        return model(x).mean() + (other - other.item())
+
+    assert kinds_in(surrogate) == []
+    assert kinds_in(lambda model, x: model(x).mean() + (model(x).std() - model(x).std().detach())) == []
+    assert kinds_in(lambda model, x: model(x).mean() + (model(x).std() - model(x).var().detach())) == ["computed"]
+
+
 def test_a_term_that_reaches_only_another_model_is_found() -> None:
     assert kinds_in(lambda model, x: model(x).mean() + OTHER(x).mean()) == ["elsewhere"]
     assert kinds_in(lambda model, x: model(x).mean() + OTHER(model(x).repeat(1, 2)).mean()) == []

@@ -65,6 +65,8 @@ class LossTermWatcher(FunctionMode):
             return
         self._lines[result.grad_fn] = self._sources.here()
         parts = args[:2] if name in ADDS else args[0] if name in _JOINS and args else ()
+        if name in ADDS and _cancel(*args[:2]):
+            return
         for part in parts if isinstance(parts, (tuple, list)) else ():
             term = self._describe(part)
             if term is not None:
@@ -107,6 +109,16 @@ class LossTermWatcher(FunctionMode):
                 if does_reach is False
             ]
         return LossTermsProbe(step=self._step, loss=float(loss.detach()), num_terms=len(ends), terms=tuple(found))
+
+
+def _cancel(a: Any, b: Any = 0) -> bool:
+    """Say whether a term meets its own value, as in `surrogate - surrogate.item()`: only its gradient is wanted."""
+    with_graph = [x for x in (a, b) if type(x) is Tensor and x.requires_grad and x.numel() == 1]
+    others = [x for x in (a, b) if not (isinstance(x, Tensor) and (x.requires_grad or x.numel() != 1))]
+    if len(with_graph) != 1 or len(others) != 1:
+        return False
+    value, other = float(with_graph[0].detach()), float(others[0])
+    return bool(value) and abs(abs(value) - abs(other)) <= 1e-6 * abs(value)
 
 
 def _addends(root: Any) -> tuple[set[Any], list[Any]]:

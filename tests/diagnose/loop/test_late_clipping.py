@@ -31,6 +31,25 @@ def test_only_clipping_that_no_step_uses_is_reported(tmp_path: Path, order: list
     assert [finding.rule for finding in found] == ["clip-after-step"] * is_found
 
 
+EARLY = call("clip", max_norm=1.0, total_norm=0.0)
+
+
+@pytest.mark.parametrize(
+    ("order", "is_found"),
+    [
+        ([ZERO, EARLY, BACKWARD, STEP], True),
+        ([EARLY, BACKWARD, STEP, ZERO], True),
+        ([CLIP, BACKWARD, STEP], False),
+        ([ZERO, BACKWARD, EARLY, STEP], False),
+        ([ZERO, BACKWARD, EARLY, BACKWARD, STEP], False),
+    ],
+    ids=["after zero_grad", "zero_grad last", "gradients of the step before", "all gradients 0", "two backwards"],
+)
+def test_clipping_before_backward_is_reported(tmp_path: Path, order: list, is_found: bool) -> None:
+    found = late_clipping(write_run(tmp_path / "run", calls_by_step([order] * 3)))
+    assert [finding.rule for finding in found] == ["clip-before-backward"] * is_found
+
+
 def test_the_norms_are_named(tmp_path: Path) -> None:
     (found,) = late_clipping(write_run(tmp_path / "run", calls_by_step([[ZERO, BACKWARD, STEP, CLIP]] * 3)))
     assert (

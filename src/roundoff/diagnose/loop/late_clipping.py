@@ -1,4 +1,4 @@
-"""Gradients that are clipped only after the step that used them."""
+"""Gradients that are clipped when it does nothing: after the step that used them, or before there are any."""
 
 from __future__ import annotations
 
@@ -22,13 +22,22 @@ _MIN_LATE = 2
         fix="Clip between backward and `optimizer.step()`.",
         leads_to=(FaultEffect.BLOWS_UP,),
     ),
+    Code(
+        name="clip-before-backward",
+        means="Gradients are clipped before backward computes them: their norm is 0 then, and no step is limited.",
+        detected="The order of calls and the norm: clipping comes before backward, and what it clips has the norm 0.",
+        fix="Clip between backward and `optimizer.step()`.",
+        leads_to=(FaultEffect.BLOWS_UP,),
+    ),
     order=635,
-    checks="gradients clipped after the step",
+    checks="gradients clipped at the wrong place",
     needs=[needs.calls("clip", missing="no gradient is clipped"), needs.optimizer_steps],
 )
 @on_first_rank
 def late_clipping(run: Run, rank: int) -> Finding | None:
-    """Find clipping that would change the gradients, if it did not always come after the step that used them."""
+    """Find clipping that always comes after the step that used the gradients, or before they are computed."""
+    if (early := _early_clipping(run, rank)) is not None:
+        return early
     late: list[Call] = []
     for step in loop_steps(run, rank):
         waiting: list[Call] = []
@@ -58,6 +67,31 @@ def late_clipping(run: Run, rank: int) -> Finding | None:
         f"{clipped[0].step} from {norms}), and never before: the steps used them as they were",
         fix="clip between backward and optimizer.step()",
         evidence=({"steps": [call.step for call in late[:20]]},),
+    )
+
+
+def _early_clipping(run: Run, rank: int) -> Finding | None:
+    """Find clipping of gradients that are all 0, in each step before its only backward."""
+    early: list[Call] = []
+    for step in loop_steps(run, rank):
+        kinds = [call.call for call in step.calls]
+        clips = step.calls_of("clip")
+        if clips and (kinds.count("backward") != 1 or kinds.index("clip") > kinds.index("backward")):
+            return None
+        early += clips
+    if len(early) < _MIN_LATE or any(call.detail_as(ClipDetail).total_norm != 0 for call in early):
+        return None
+    return error(
+        rule="clip-before-backward",
+        confidence=0.97,
+        step=early[0].step,
+        rank=rank,
+        phase="optimizer",
+        title="gradients are clipped before backward computes them",
+        why=f"in {plural(len(early), 'step')} the gradients were clipped before backward, when their norm was 0: the "
+        "optimizer used them as backward left them",
+        fix="clip between backward and optimizer.step()",
+        evidence=({"steps": [call.step for call in early[:20]]},),
     )
 
 

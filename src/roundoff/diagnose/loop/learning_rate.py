@@ -14,7 +14,7 @@ from roundoff.diagnose import needs
 from roundoff.diagnose.loop_facts import loop_steps, rates
 from roundoff.diagnose.rule import Code, FaultEffect, error, on_first_rank, rule
 from roundoff.diagnose.wording import format_short
-from roundoff.runs import Finding, Metrics, Run
+from roundoff.runs import Finding, Metrics, Run, StepDetail
 from roundoff.words import plural
 
 
@@ -179,8 +179,13 @@ def _has_fallen(losses: Sequence[float]) -> bool:
 )
 @on_first_rank
 def large_rates(run: Run, rank: int) -> Finding | None:
-    """Find updates as large as the weights themselves, after which the loss gets worse, or never better."""
+    """Find updates as large as the weights themselves, after which the loss gets worse, or never better.
+
+    An optimizer without a learning rate, as one that calls another library, chooses the size of its steps itself.
+    """
     moved = movements(run, rank)
+    if _have_no_rate(run, rank):
+        return None
     large = [one for one in moved if one.ratio >= _LARGE_RATIO]
     if not large:
         return None
@@ -210,6 +215,12 @@ def large_rates(run: Run, rank: int) -> Finding | None:
         fix="lower the learning rate 10 to 100 times; updates of about a thousandth of the weights are usual",
         evidence=({"ratio": first.ratio, "growth": growth, "steps": [one.step for one in large]},),
     )
+
+
+def _have_no_rate(run: Run, rank: int) -> bool:
+    """Say whether the optimizers of a run step, and none of them has a learning rate."""
+    steps = [call.detail_as(StepDetail) for call in run.calls(rank=rank) if call.call == "step"]
+    return bool(steps) and not any(step.lr or step.skipped for step in steps)
 
 
 def _losses_around(metrics: Sequence[Metrics], first: Movement) -> tuple[float, list[float]] | None:
