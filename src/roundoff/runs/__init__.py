@@ -90,6 +90,8 @@ from roundoff.runs.records.training_facts import (
     ModuleFacts,
     OptimizerFacts,
     ParameterFacts,
+    StateFacts,
+    StateGroup,
     Structure,
     TensorFacts,
 )
@@ -179,6 +181,8 @@ __all__ = [
     "SlopeOfParameter",
     "SpikeDetail",
     "SpikeProbe",
+    "StateFacts",
+    "StateGroup",
     "StepDetail",
     "Structure",
     "TensorFacts",

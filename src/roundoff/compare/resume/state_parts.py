@@ -1,0 +1,215 @@
+"""Compares the state of two trainings at a seam, hash by hash: weights, buffers, optimizer, copies, loss scale."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from roundoff.compare.resume.compared_part import ComparedPart, ResumePart, absent, lost, restored, unknown
+from roundoff.compare.resume.seam import Seam, weights_of
+from roundoff.runs import LoadDetail, Metrics, Run, StateFacts, StateGroup
+from roundoff.words import join_words, plural
+
+_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Hashes:
+    """The tensors of one kind that both sides have, and those that differ."""
+
+    num_common: int
+    differing: tuple[str, ...]
+    num_missing: int
+    """How many the reference has that the candidate has not."""
+
+    @classmethod
+    def of(cls, reference: StateFacts, candidate: StateFacts, kind: str) -> _Hashes:
+        first, second = (
+            _hashes_of(group for group in state.groups if group.kind == kind) for state in (reference, candidate)
+        )
+        common = [name for name in first if name in second]
+        return cls(
+            num_common=len(common),
+            differing=tuple(name for name in common if first[name] != second[name]),
+            num_missing=len(first) - len(common),
+        )
+
+    @property
+    def named(self) -> str:
+        """The differing tensors, as a sentence lists them."""
+        return join_words([name.partition("/")[2] or name for name in self.differing], at_most=_SHOWN)
+
+
+def _hashes_of(groups: Iterable[StateGroup]) -> dict[str, str]:
+    """Return hashes by name; of a group whose single tensors were not written, that of the group."""
+    found: dict[str, str] = {}
+    for group in groups:
+        for name, number in (group.tensors or {"": group.hash}).items():
+            found[f"{group.name}/{name}"] = number
+    return found
+
+
+def state_parts(seam: Seam, resumed: Run, *, rank: int = 0) -> list[ComparedPart]:
+    """Compare everything that was hashed at the seam."""
+    reference, candidate = seam.reference, seam.candidate
+    parts = (ResumePart.WEIGHTS, ResumePart.BUFFERS, ResumePart.OPTIMIZER, ResumePart.COPIES)
+    if reference is None or candidate is None:
+        side = "the run" if reference is None else "the resumed run"
+        return [unknown(part, f"{side} has no hashes of its state before this step") for part in parts]
+    why = reference.why_no_groups or candidate.why_no_groups
+    if why is not None:
+        return [unknown(part, why) for part in parts]
+    return [
+        _weights(reference, candidate, resumed, rank),
+        _buffers(reference, candidate),
+        _optimizer(reference, candidate),
+        _copies(reference, candidate),
+    ]
+
+
+def _weights(reference: StateFacts, candidate: StateFacts, resumed: Run, rank: int) -> ComparedPart:
+    part, found = ResumePart.WEIGHTS, _Hashes.of(reference, candidate, "weight")
+    if not found.num_common:
+        return unknown(part, "the models of the two runs have no weight with the same name")
+    if not found.differing:
+        return restored(part, f"all {found.num_common} are the same")
+    loads = [call.detail for call in resumed.calls(rank=rank) if isinstance(call.detail, LoadDetail)]
+    missing = [name for load in loads for name in load.missing]
+    num_lost = len(found.differing)
+    numbers = {"num_differing": num_lost, "num_weights": found.num_common, "differing": list(found.differing[:20])}
+    fix = "load all weights, with strict=True, and let the model have the layers of the checkpoint"
+    if num_lost == found.num_common:
+        text = f"the weights are others: none of {num_lost} is that of the run"
+        if weights_of(reference).keys() != weights_of(candidate).keys():
+            text += ", and some have other names"
+        return lost(part, text, fix=fix, **numbers)
+    text = f"only some weights were loaded: {found.named} {'is' if num_lost == 1 else 'are'} not as in the run"
+    if missing:
+        text += f"; load_state_dict missed {join_words(missing, at_most=_SHOWN)}"
+    return lost(part, text, fix=fix, **numbers)
+
+
+def _buffers(reference: StateFacts, candidate: StateFacts) -> ComparedPart:
+    part, found = ResumePart.BUFFERS, _Hashes.of(reference, candidate, "buffer")
+    if not found.num_common:
+        return absent(part, "the model has none")
+    if not found.differing:
+        return restored(part, f"all {found.num_common} are the same")
+    text = (
+        f"the buffers were not restored: {found.named} {'is' if len(found.differing) == 1 else 'are'} not as in the run"
+    )
+    fix = "save the whole state_dict() of the model, which holds its buffers, and load it with strict=True"
+    return lost(part, text, fix=fix, differing=list(found.differing[:20]))
+
+
+def _optimizer(reference: StateFacts, candidate: StateFacts) -> ComparedPart:
+    part = ResumePart.OPTIMIZER
+    first, second = (
+        {group.name: group for group in state.groups if group.kind == "optimizer"} for state in (reference, candidate)
+    )
+    if not first and not reference.updates:
+        return absent(part, "the optimizer keeps none")
+    problems = [
+        text for name in reference.rates for text in _optimizer_problems(name, reference, candidate, first, second)
+    ]
+    if not problems:
+        num = sum(group.num_tensors for group in first.values())
+        return restored(part, f"all {plural(num, 'tensor')} of {join_words(list(reference.rates))} are the same")
+    return lost(
+        part,
+        f"the optimizer's state was not restored: {'; '.join(problems[:_SHOWN])}",
+        fix="save optimizer.state_dict() and load it after the optimizer is made, and nothing makes it anew after that",
+        problems=list(problems),
+    )
+
+
+def _optimizer_problems(
+    name: str,
+    reference: StateFacts,
+    candidate: StateFacts,
+    first: dict[str, StateGroup],
+    second: dict[str, StateGroup],
+) -> list[str]:
+    """Say what of one optimizer's state is not what it was."""
+    if name not in candidate.rates:
+        return [f"the run trains with {name}, the resumed run with {join_words(list(candidate.rates)) or 'none'}"]
+    own = {key: group for key, group in first.items() if key.rpartition(".")[0] == name}
+    count, other_count = reference.updates.get(name), candidate.updates.get(name)
+    after = f" after {plural(count, 'update')}" if isinstance(count, int) else ""
+    missing = [key.rpartition(".")[2] for key in own if key not in second]
+    if own and len(missing) == len(own):
+        return [f"{name} begins without {join_words(missing)}, which the run had{after}"]
+    problems = [f"{name} begins without {join_words(missing)}"] if missing else []
+    for key, group in own.items():
+        other = second.get(key)
+        if other is None or other.hash == group.hash:
+            continue
+        state = f"{name}'s {key.rpartition('.')[2]}"
+        if other.num_zero == other.num_tensors and group.l2 > 0:
+            problems.append(f"{state} is zero where the run had a norm of {group.l2:.3g}{after}")
+        else:
+            names = [tensor for tensor, number in group.tensors.items() if other.tensors.get(tensor) != number]
+            of = f" of {join_words(names, at_most=_SHOWN)}" if names else ""
+            problems.append(f"{state}{of} has a norm of {other.l2:.3g} where the run had {group.l2:.3g}")
+    if count != other_count:
+        problems.append(f"{name} has counted {plural(_count(other_count), 'update')} where the run had {_count(count)}")
+    return problems
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _copies(reference: StateFacts, candidate: StateFacts) -> ComparedPart:
+    part = ResumePart.COPIES
+    first, second = (
+        {(group.name, tuple(sorted(group.tensors))): group for group in state.groups if group.kind == "copy"}
+        for state in (reference, candidate)
+    )
+    if not first:
+        return absent(part, "the run keeps none")
+    if not any(key in second for key in first):
+        return unknown(part, "the resumed run has none before its first step")
+    weights = {group.name: group for group in reference.groups if group.kind == "weight"}
+    names = [key[0] for key, group in first.items() if key in second and second[key].hash != group.hash]
+    if not names:
+        return restored(
+            part, f"{join_words(sorted({key[0] for key in first}))} {'is' if len(first) == 1 else 'are'} the same"
+        )
+    own = ", which is a copy of the loaded weights now" if _copies_weights(second, candidate) else ""
+    kinds = join_words(list(dict.fromkeys(names)))
+    text = f"the average or copy of the model was not restored: {kinds}{own}"
+    fix = "save the copy's state_dict() too, and load it after the copy is made"
+    return lost(part, text, fix=fix, copies=names, num_models=len(weights))
+
+
+def _copies_weights(copies: dict[tuple[str, tuple[str, ...]], StateGroup], state: StateFacts) -> bool:
+    """Say whether the copies hold just the weights of the model."""
+    weights = {number for group in state.groups if group.kind == "weight" for number in group.tensors.values()}
+    held = [number for group in copies.values() if group.num_tensors > 1 for number in group.tensors.values()]
+    return bool(weights) and weights <= set(held)
+
+
+def loss_scale_part(seam: Seam, run: Sequence[Metrics], resumed: Sequence[Metrics]) -> ComparedPart:
+    """Compare the loss scale: that of the GradScaler, or else the one that the losses were multiplied by."""
+    part = ResumePart.LOSS_SCALE
+    fix = "save scaler.state_dict() and load it before the first step"
+    reference, candidate = seam.reference, seam.candidate
+    if reference is not None and candidate is not None and reference.loss_scale and candidate.loss_scale:
+        first, second = reference.loss_scale, candidate.loss_scale
+        ages = reference.loss_scale_age, candidate.loss_scale_age
+    else:
+        by_step = {line.step: line.loss_scale for line in run}
+        first, second = by_step.get(seam.step) or 0.0, (resumed[0].loss_scale if resumed else None) or 0.0
+        ages = None, None
+    if not first and not second:
+        return absent(part, "losses are not scaled")
+    if not first or not second:
+        return unknown(part, f"only {'the run' if first else 'the resumed run'} tells its loss scale")
+    if first != second:
+        again = " again" if second == 65536.0 else ""
+        return lost(part, f"the loss scale is {second:g}{again}; the run had {first:g}", fix=fix, was=first, now=second)
+    if ages[0] != ages[1]:
+        text = f"the loss scale is {first:g} in both, but it counts {ages[1]} good steps where the run had {ages[0]}"
+        return lost(part, text, fix=fix, was=ages[0], now=ages[1])
+    return restored(part, f"{first:g} in both")
