@@ -13,6 +13,7 @@ from roundoff.runs.files.folder import (
     next_free_name,
     perturbed_path,
     replay_path,
+    states_path,
 )
 from roundoff.runs.files.plain_json import JsonValue, object_of, to_json
 from roundoff.runs.files.schema import EVENTS, HASHES, HISTOGRAM_LENGTH, PARAMETERS, SKETCH_LENGTH, TABLES
@@ -216,5 +217,6 @@ __all__ = [
     "shape_from_text",
     "shape_to_text",
     "sketches_line_up",
+    "states_path",
     "to_json",
 ]

@@ -76,7 +76,7 @@ def compare_resumption(run: Run, resumed: Run, *, at: int | None = None, rank: i
         raise CompareError.explain(f"'{resumed.path.name}' has no step.", fix="let it train for some steps.")
     drift = loss_drift(seam, metrics, resumed_metrics)
     data, rates = data_shift(seam, run, resumed, rank=rank), rate_shift(seam, metrics, resumed_metrics)
-    parts = [*state_parts(seam, resumed, rank=rank), loss_scale_part(seam, metrics, resumed_metrics)]
+    parts = [*state_parts(seam, run, resumed, rank=rank), loss_scale_part(seam, metrics, resumed_metrics)]
     if data is not None and rates and data.shift == rates:
         parts.append(step_part(seam, rates))
     else:

@@ -39,12 +39,12 @@ def find_seam(run: Run, resumed: Run, *, at: int | None = None, rank: int = 0) -
         CompareError: the second run loaded nothing, or nothing that the first one saved.
     """
     states = run.states(rank=rank)
-    candidate = _first_state(resumed, rank)
+    candidate = state_after_load(resumed, rank)
     if at is not None:
         return Seam(step=at, found_by="as --at says", reference=_state_of(states, at), candidate=candidate)
     if candidate is None:
         raise _no_load(run, resumed, rank)
-    by_weights = _find_by_weights(states, candidate)
+    by_weights = find_by_weights(states, candidate)
     if by_weights is not None:
         step, num_equal, num_all = by_weights
         found_by = f"by its weights: {num_equal} of {num_all} are those of that step"
@@ -56,7 +56,7 @@ def find_seam(run: Run, resumed: Run, *, at: int | None = None, rank: int = 0) -
     raise _unrelated(run, resumed, states, candidate)
 
 
-def _first_state(resumed: Run, rank: int) -> StateFacts | None:
+def state_after_load(resumed: Run, rank: int) -> StateFacts | None:
     """Return the state before the first step, if that came after a load; a step that began again has several."""
     found = [state for state in resumed.states(rank=rank) if state.moment == "began" and state.after == "load"]
     return next((state for state in reversed(found) if state.step == 0), None)
@@ -78,7 +78,7 @@ def weights_of(state: StateFacts) -> dict[str, str]:
     return found
 
 
-def _find_by_weights(states: Sequence[StateFacts], candidate: StateFacts) -> tuple[int, int, int] | None:
+def find_by_weights(states: Sequence[StateFacts], candidate: StateFacts) -> tuple[int, int, int] | None:
     """Return the step whose state has the most weights of the candidate, how many, and how many there are."""
     wanted = weights_of(candidate)
     scores: dict[int, tuple[int, bool]] = {}
@@ -104,7 +104,7 @@ def _find_by_updates(run: Run, states: Sequence[StateFacts], candidate: StateFac
     for state in states:
         if state.updates == candidate.updates:
             return state.step
-    began_fresh = _first_state(run, rank) is None
+    began_fresh = state_after_load(run, rank) is None
     num_steps = max((line.step for line in run.metrics(rank=rank)), default=-1) + 1
     return max(counts) if began_fresh and max(counts) <= num_steps else None
 
@@ -117,7 +117,7 @@ def _no_load(run: Run, resumed: Run, rank: int) -> CompareError:
             why="an older version of roundoff wrote it, or `roundoff record` did.",
             fix="run it again with `roundoff run`, or say --at STEP to compare what came after.",
         )
-    is_reversed = _first_state(run, rank) is not None
+    is_reversed = state_after_load(run, rank) is not None
     return CompareError.explain(
         f"'{name}' was not resumed: it loaded no checkpoint.",
         why="neither load_state_dict nor torch.load was called before its first step.",

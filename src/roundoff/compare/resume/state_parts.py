@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from roundoff.compare.resume.compared_part import ComparedPart, ResumePart, absent, lost, restored, unknown
+from roundoff.compare.resume.compared_part import (
+    ComparedPart,
+    Restoration,
+    ResumePart,
+    absent,
+    lost,
+    restored,
+    unknown,
+)
 from roundoff.compare.resume.seam import Seam, weights_of
 from roundoff.runs import LoadDetail, Metrics, Run, StateFacts, StateGroup
 from roundoff.words import join_words, plural
@@ -49,7 +57,7 @@ def _hashes_of(groups: Iterable[StateGroup]) -> dict[str, str]:
     return found
 
 
-def state_parts(seam: Seam, resumed: Run, *, rank: int = 0) -> list[ComparedPart]:
+def state_parts(seam: Seam, run: Run, resumed: Run, *, rank: int = 0) -> list[ComparedPart]:
     """Compare everything that was hashed at the seam."""
     reference, candidate = seam.reference, seam.candidate
     parts = (ResumePart.WEIGHTS, ResumePart.BUFFERS, ResumePart.OPTIMIZER, ResumePart.COPIES)
@@ -63,7 +71,7 @@ def state_parts(seam: Seam, resumed: Run, *, rank: int = 0) -> list[ComparedPart
         _weights(reference, candidate, resumed, rank),
         _buffers(reference, candidate),
         _optimizer(reference, candidate),
-        _copies(reference, candidate),
+        _copies(reference, candidate, run, rank),
     ]
 
 
@@ -160,7 +168,7 @@ def _count(value: object) -> int:
     return value if isinstance(value, int) else 0
 
 
-def _copies(reference: StateFacts, candidate: StateFacts) -> ComparedPart:
+def _copies(reference: StateFacts, candidate: StateFacts, run: Run, rank: int) -> ComparedPart:
     part = ResumePart.COPIES
     first, second = (
         {(group.name, tuple(sorted(group.tensors))): group for group in state.groups if group.kind == "copy"}
@@ -168,26 +176,33 @@ def _copies(reference: StateFacts, candidate: StateFacts) -> ComparedPart:
     )
     if not first:
         return absent(part, "the run keeps none")
-    if not any(key in second for key in first):
+    common = [key for key in first if key in second]
+    if not common:
         return unknown(part, "the resumed run has none before its first step")
-    weights = {group.name: group for group in reference.groups if group.kind == "weight"}
-    names = [key[0] for key, group in first.items() if key in second and second[key].hash != group.hash]
-    if not names:
-        return restored(
-            part, f"{join_words(sorted({key[0] for key in first}))} {'is' if len(first) == 1 else 'are'} the same"
-        )
-    own = ", which is a copy of the loaded weights now" if _copies_weights(second, candidate) else ""
-    kinds = join_words(list(dict.fromkeys(names)))
-    text = f"the average or copy of the model was not restored: {kinds}{own}"
+    names = list(dict.fromkeys(key[0] for key in common))
+    changed = [key for key in common if second[key].hash != first[key].hash]
+    if not changed:
+        return restored(part, f"{join_words(names)} {'is' if len(names) == 1 else 'are'} the same")
+    if all(_is_kept_checkpoint(first[key], run, rank) for key in changed):
+        text = f"{join_words(names)} holds weights that the run had saved, not those of a copy that goes on"
+        return ComparedPart(part=part, answer=Restoration.UNUSED, text=text)
+    loaded = _weights_in(candidate.groups)
+    own = [key for key in changed if loaded and loaded <= set(second[key].tensors.values())]
+    now = ", which is a copy of the loaded weights now" if own else ""
+    kinds = list(dict.fromkeys(key[0] for key in changed))
+    text = f"the average or copy of the model was not restored: {join_words(kinds)}{now}"
     fix = "save the copy's state_dict() too, and load it after the copy is made"
-    return lost(part, text, fix=fix, copies=names, num_models=len(weights))
+    return lost(part, text, fix=fix, copies=list(kinds))
 
 
-def _copies_weights(copies: dict[tuple[str, tuple[str, ...]], StateGroup], state: StateFacts) -> bool:
-    """Say whether the copies hold just the weights of the model."""
-    weights = {number for group in state.groups if group.kind == "weight" for number in group.tensors.values()}
-    held = [number for group in copies.values() if group.num_tensors > 1 for number in group.tensors.values()]
-    return bool(weights) and weights <= set(held)
+def _weights_in(groups: Iterable[StateGroup]) -> set[str]:
+    return {number for group in groups if group.kind == "weight" for number in group.tensors.values()}
+
+
+def _is_kept_checkpoint(copy: StateGroup, run: Run, rank: int) -> bool:
+    """Say whether a copy holds the weights of some checkpoint, as the best model so far does."""
+    held = set(copy.tensors.values())
+    return any(held and held <= _weights_in(state.groups) for state in run.states(rank=rank))
 
 
 def loss_scale_part(seam: Seam, run: Sequence[Metrics], resumed: Sequence[Metrics]) -> ComparedPart:

@@ -32,7 +32,7 @@ from roundoff.words import size_text
 _STATES = "states"
 _PART = 0.5
 """The share of the budget that hashing states may take, after the first ones."""
-_MAX_FREE_STATES = 8
+_MAX_FREE_STATES = 16
 _FREE_SECONDS = 1.0
 """So many states are hashed whatever they cost, as long as all of them took less than this."""
 _MAX_BYTES = 4 * 2**30
@@ -93,8 +93,9 @@ class TrainingStates:
         self._saved_step = step
         keys = [key for key in value if isinstance(key, str)] if isinstance(value, dict) else []
         self._hashed = IdentityDict()
-        if self._describe(step, "saved", "save", holds=tuple(keys[:_MAX_KEYS])):
-            self.awaits = "save"
+        is_followed = self._has_room()
+        self._describe(step, "saved", "save", holds=tuple(keys[:_MAX_KEYS]))
+        self.awaits = "save" if is_followed else self.awaits
 
     def read(self, *, is_first: bool) -> None:
         """Note that the loop has read a file; what it loads then may be a checkpoint, whenever it does."""
@@ -147,13 +148,13 @@ class TrainingStates:
             for key, item in items
         )
 
-    def _describe(self, step: int, moment: _Moment, after: _After, *, holds: tuple[str, ...] = ()) -> bool:
-        """Write the state; say whether its tensors were hashed."""
+    def _describe(self, step: int, moment: _Moment, after: _After, *, holds: tuple[str, ...] = ()) -> None:
+        """Write the state."""
         began = time.perf_counter()
         if self._num_described.bit_count() <= 1:  # looking through all objects takes long
             self._find_helpers()
-        self._num_described += 1
         why_not = self._why_not_hashed()
+        self._num_described += 1
         with torch.no_grad():
             models, groups = self._models(), list[StateGroup]()
             if why_not is None:
@@ -179,17 +180,18 @@ class TrainingStates:
         seconds = time.perf_counter() - began
         self._seconds += seconds
         self._budget.spend(seconds, _STATES)
-        return why_not is None
 
     def _why_not_hashed(self) -> str | None:
         num_bytes = self._training.num_state_bytes
         self._is_large = num_bytes > _REHASHED_BYTES
         if num_bytes > _MAX_BYTES:
             return f"the state takes {size_text(num_bytes)}; more than {size_text(_MAX_BYTES)} are not hashed"
-        is_free = self._num_described <= 2 * _MAX_FREE_STATES and self._seconds < _FREE_SECONDS
-        if is_free or self._num_described <= 2 or self._budget.has_room(_STATES, part=_PART):
-            return None
-        return "it was not hashed, in order to stay within the budget"
+        return None if self._has_room() else "it was not hashed, in order to stay within the budget"
+
+    def _has_room(self) -> bool:
+        """Say whether another state may be hashed: among the first ones, or as the budget allows."""
+        is_first = self._num_described < 2 or (self._num_described < _MAX_FREE_STATES and self._seconds < _FREE_SECONDS)
+        return is_first or self._budget.has_room(_STATES, part=_PART)
 
     def _find_helpers(self) -> None:
         """Look for schedulers, and for copies of models that no optimizer trains."""
