@@ -1,7 +1,9 @@
 """A training with epochs, dropout, a schedule, a loss scale and an average; `resume FAULT...` forgets some of them."""
 
+import random
 import sys
 
+import numpy as np
 import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -21,6 +23,8 @@ class Net(nn.Module):
         return self.head(self.body(x))
 
 
+random.seed(0)
+np.random.seed(0)
 torch.manual_seed(0)
 x = torch.randn(320, 8, generator=torch.Generator().manual_seed(1))
 y = x[:, :4].argmax(1)

@@ -1,8 +1,10 @@
 """A training that computes batch and learning rate from the step, as small language models do; `resume FAULT...`."""
 
 import math
+import random
 import sys
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -10,6 +12,8 @@ IS_RESUMED, FAULTS = sys.argv[1] == "resume", set(sys.argv[2:])
 NUM_STEPS = 40
 SAVED = 26
 
+random.seed(0)
+np.random.seed(0)
 torch.manual_seed(0)
 tokens = torch.randint(0, 30, (4000,), generator=torch.Generator().manual_seed(1))
 model = nn.Sequential(nn.Embedding(30, 16), nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 30))

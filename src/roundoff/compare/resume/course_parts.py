@@ -119,8 +119,8 @@ def schedule_part(seam: Seam, run: Run, resumed: Run, *, rank: int = 0) -> Compa
     is_restart = seam.step > 0 and all(first.get(step) == second[step] for step in common[different:][:_NUM_BATCHES])
     again = "starts again as at step 0" if is_restart else f"was not restored at step {step}"
     text = f"the learning rate {again}: {now:.6g} against {was:.6g}"
-    if different and is_restart:
-        text += f" at step {step}"
+    if is_restart and (different or at_seam[0] == at_seam[1]):
+        text += f" after step {step}"
     if moved:
         text += f"; {join_words(moved)}"
     return lost(part, text, fix=fix, step=step, was=was, now=now, schedules=list(moved))
@@ -181,7 +181,7 @@ class DataShift:
     shift: int | None
     """By how many steps the batches are ahead of the run's (behind, if negative); None if they are none of them."""
     num_matched: int = 0
-    """How many batches are those of the run, shifted so."""
+    """How many batches, from the first one on, are those of the run, shifted so."""
 
 
 def data_shift(seam: Seam, run: Run, resumed: Run, *, rank: int = 0) -> DataShift | None:
@@ -204,8 +204,14 @@ def data_shift(seam: Seam, run: Run, resumed: Run, *, rank: int = 0) -> DataShif
         shift = min((at for at, num in votes.items() if num == most), key=lambda at: abs(at - seam.step)) - seam.step
     if not common and shift == 0:
         return None
-    num_matched = 0 if shift is None else votes[shift + seam.step]
+    num_matched = 0 if shift is None else _num_matched(first, second, seam.step + shift)
     return DataShift(num_compared=len(common), num_equal=len(equal), shift=shift, num_matched=num_matched)
+
+
+def _num_matched(first: _Batches, second: _Batches, begins: int) -> int:
+    """Count the batches, from the first one on, that are those of the run from a step on."""
+    steps = itertools.takewhile(lambda step: _are_equal(first.get(begins + step, {}), second[step]), sorted(second))
+    return len(list(steps))
 
 
 def batches_of(run: Run, rank: int) -> _Batches:
@@ -242,13 +248,10 @@ def data_part(seam: Seam, run: Run, found: DataShift | None, *, rank: int = 0) -
         text = f"the batches are others: step {seam.step} gets another batch than in the run"
         return lost(part, text, fix=f"{fix}; restore the generators that the order is drawn from", **numbers)
     begins = seam.step + found.shift
-    batches = (
-        "the first batch is that" if found.num_matched == 1 else f"the first {found.num_matched} batches are those"
-    )
     if begins == 0:
-        text = f"the sampler starts again from the first batch: {batches} of step 0{_on(found)}"
+        text = f"the sampler starts again from the first batch: {_matched(found, begins)}"
     elif begins in _epoch_starts(run, rank) and begins < seam.step:
-        text = f"the sampler starts the epoch again: {batches} of step {begins}{_on(found)}"
+        text = f"the sampler starts the epoch again: {_matched(found, begins)}"
     else:
         way = "behind" if found.shift < 0 else "ahead"
         far = plural(abs(found.shift), "batch", "batches")
@@ -256,8 +259,10 @@ def data_part(seam: Seam, run: Run, found: DataShift | None, *, rank: int = 0) -
     return lost(part, text, fix=fix, begins=begins, num_matched=found.num_matched, **numbers)
 
 
-def _on(found: DataShift) -> str:
-    return "" if found.num_matched == 1 else " and those after it"
+def _matched(found: DataShift, begins: int) -> str:
+    if found.num_matched <= 1:
+        return f"the first batch is that of step {begins}"
+    return f"the first {found.num_matched} batches are those of steps {begins} to {begins + found.num_matched - 1}"
 
 
 def _epoch_starts(run: Run, rank: int) -> set[int]:

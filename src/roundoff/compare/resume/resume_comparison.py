@@ -103,15 +103,15 @@ def _generators(
     different = [name for name, number in seam.reference.generators.items() if known.get(name, number) != number]
     if not different:
         return restored(part, f"{join_words(list(seam.reference.generators))} are the same")
-    names = join_words(different)
     if seam.is_as_saved:
         return unknown(part, "the run ended when it had saved, and a loader that begins draws from them")
+    of_torch = [name for name in different if name not in ("numpy", "python")]
+    names = join_words(of_torch or different)
     if drift is not None and drift.is_identical:
-        text = f"the state of {names} is another, and no loss depends on it"
+        text = f"the state of {join_words(different)} is another, and no loss depends on it"
         return ComparedPart(part=part, answer=Restoration.UNUSED, text=text)
-    has_lost = {other.part for other in others if other.answer is Restoration.LOST}
-    users = _random_users(run, rank)
-    if has_lost and not users:
+    users = _random_users(run, rank) if of_torch else []
+    if not users and any(other.answer is Restoration.LOST for other in others):
         return unknown(part, f"the state of {names} is another; whether a loss depends on it cannot be seen")
     by = f", from which {join_words(users, at_most=3)} draw" if users else ""
     text = f"the generators were not restored: the state of {names} is another{by}"

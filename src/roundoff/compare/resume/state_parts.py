@@ -126,7 +126,7 @@ def _optimizer(reference: StateFacts, candidate: StateFacts) -> ComparedPart:
     return lost(
         part,
         f"the optimizer's state was not restored: {'; '.join(problems[:_SHOWN])}",
-        fix="save optimizer.state_dict() and load it after the optimizer is made, and nothing makes it anew after that",
+        fix="save optimizer.state_dict(), and load it when the optimizer has been made for the last time",
         problems=list(problems),
     )
 
