@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from roundoff.compare.resume.compared_part import ComparedPart, Restoration, Res
 from roundoff.compare.resume.resume_comparison import ResumeComparison, compare_resumption
 from roundoff.errors import CompareError
 from roundoff.runs import ModuleFacts, Structure
-from tests.compare.resume.written_states import MOMENTS, lines, resumed_run, saving_run, weights
+from tests.compare.resume.written_states import MOMENTS, STATE, lines, resumed_run, saving_run, weights
 from tests.run_folders import write_run
 
 DROPOUT = Structure(step=0, modules=(ModuleFacts(site="d", kind="Dropout", training=True, settings={"p": 0.1}),))
@@ -34,11 +35,18 @@ def test_a_complete_resumption_has_lost_nothing(tmp_path: Path):
 
 def test_moments_that_are_zero_are_named_with_the_norm_that_they_had(tmp_path: Path):
     zero = weights("0", "0", "0", kind="optimizer", name="Adam.exp_avg")
-    zero = type(zero)(**{name: getattr(zero, name) for name in zero.__slots__} | {"num_zero": 3, "l2": 0.0})
+    zero = replace(zero, num_zero=3, l2=0.0)
     comparison = compare(tmp_path, groups=(weights("a", "b", "c"), zero))
     assert [each.text for each in comparison.lost] == [
         "the optimizer's state was not restored: Adam's exp_avg is zero where the run had a norm of 1 after 10 updates"
     ]
+
+
+def test_an_average_that_was_saved_in_place_of_the_weights_is_named(tmp_path: Path):
+    average = replace(STATE, groups=(weights("p", "q", "r"), MOMENTS))
+    run = write_run(tmp_path / "a", average, replace(STATE, moment="began"), lines(20))
+    (lost,) = compare_resumption(run, resumed_run(tmp_path / "b", groups=average.groups)).lost
+    assert lost.text == "the checkpoint holds other weights than the run went on with: 3 of 3 differ"
 
 
 def test_another_optimizer_and_another_count_are_named(tmp_path: Path):

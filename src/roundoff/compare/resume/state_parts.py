@@ -68,14 +68,14 @@ def state_parts(seam: Seam, run: Run, resumed: Run, *, rank: int = 0) -> list[Co
     if why is not None:
         return [unknown(part, why) for part in parts]
     return [
-        _weights(reference, candidate, resumed, rank),
+        _weights(reference, candidate, run, resumed, rank),
         _buffers(reference, candidate),
         _optimizer(reference, candidate),
         _copies(reference, candidate, run, rank),
     ]
 
 
-def _weights(reference: StateFacts, candidate: StateFacts, resumed: Run, rank: int) -> ComparedPart:
+def _weights(reference: StateFacts, candidate: StateFacts, run: Run, resumed: Run, rank: int) -> ComparedPart:
     part, found = ResumePart.WEIGHTS, _Hashes.of(reference, candidate, "weight")
     if not found.num_common:
         return unknown(part, "the models of the two runs have no weight with the same name")
@@ -85,6 +85,9 @@ def _weights(reference: StateFacts, candidate: StateFacts, resumed: Run, rank: i
     missing = [name for load in loads for name in load.missing]
     num_lost = len(found.differing)
     numbers = {"num_differing": num_lost, "num_weights": found.num_common, "differing": list(found.differing[:20])}
+    if _are_as_saved(reference, candidate, run, rank):
+        text = f"the checkpoint holds other weights than the run went on with: {num_lost} of {found.num_common} differ"
+        return lost(part, text, fix="save the weights that are trained, not an average that is swapped in", **numbers)
     fix = "load all weights, with strict=True, and let the model have the layers of the checkpoint"
     if num_lost == found.num_common:
         text = f"the weights are others: none of {num_lost} is that of the run"
@@ -95,6 +98,12 @@ def _weights(reference: StateFacts, candidate: StateFacts, resumed: Run, rank: i
     if missing:
         text += f"; load_state_dict missed {join_words(missing, at_most=_SHOWN)}"
     return lost(part, text, fix=fix, **numbers)
+
+
+def _are_as_saved(reference: StateFacts, candidate: StateFacts, run: Run, rank: int) -> bool:
+    """Say whether all weights were loaded as they were saved, and the run changed them before its next step."""
+    saved = [state for state in run.states(rank=rank) if state.step == reference.step and state.moment == "saved"]
+    return any(weights_of(state) == weights_of(candidate) for state in saved)
 
 
 def _buffers(reference: StateFacts, candidate: StateFacts) -> ComparedPart:
