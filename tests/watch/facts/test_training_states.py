@@ -89,17 +89,29 @@ def test_weights_that_go_from_one_model_to_another_are_no_checkpoint(tmp_path: P
     assert run.states() == []
 
 
-def test_the_batches_after_a_save_are_hashed_in_steps_that_are_quiet_otherwise(tmp_path: Path):
+def test_the_steps_after_a_save_are_followed_and_then_quiet_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("roundoff.watch.watch._TAPED_STEPS", 2)
+    monkeypatch.setattr("roundoff.watch.budget._FREE_SECONDS_PER_STEP", 0.0)
+    monkeypatch.setattr("roundoff.record.loop.observer.has_compiled", lambda: False)
+    settings = WatchSettings(recorded_steps=(), probe_seconds=0, full_steps=1, budget=0.0)
+    watch = start_watching(to=tmp_path / "run", settings=settings)
+    quiet: dict[int, bool] = {}
+
     def save(step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        if step == 299:
+        quiet[step] = watch.is_quiet
+        if step == 39:
             torch.save(model.state_dict(), tmp_path / "model.pt")
 
-    run, _ = watch(tmp_path / "run", 310, save)
-    assert moments(run.states()) == [(300, "saved", "save"), (300, "began", "save")]
+    with watch.running():
+        train(60, save)
+    run = Run.open(tmp_path / "run")
+    assert moments(run.states()) == [(40, "saved", "save"), (40, "began", "save")]
     table = run.hashes()
     table = table.take(table.texts("kind").equals("batch"))
-    assert table["step"].to_list() == [300, 301, 302, 303]
+    assert table["step"].to_list() == [40, 41, 42, 43]
     assert set(table["name"].to_list()) == {"<model>[0]"}
+    assert [step for step in range(30, 60) if not quiet[step]] == [40, 41, 42, 43]
+    assert [line.step for line in run.metrics()] == list(range(60))
 
 
 def test_a_large_state_is_not_hashed_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
