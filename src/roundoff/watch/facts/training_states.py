@@ -79,6 +79,8 @@ class TrainingStates:
         self._saved_step: int | None = None
         self._began: tuple[int, _After] | None = None
         self._has_read = False
+        self._is_hashing = True
+        """Whether the budget allows to hash the state that is described, and that of the step after it."""
         self._num_described = 0
         self._seconds = 0.0
         self._num_entries = 0
@@ -93,9 +95,9 @@ class TrainingStates:
         self._saved_step = step
         keys = [key for key in value if isinstance(key, str)] if isinstance(value, dict) else []
         self._hashed = IdentityDict()
-        is_followed = self._has_room()
+        self._is_hashing = self._has_room()
         self._describe(step, "saved", "save", holds=tuple(keys[:_MAX_KEYS]))
-        self.awaits = "save" if is_followed else self.awaits
+        self.awaits = "save" if self._is_hashing else self.awaits
 
     def read(self, *, is_first: bool) -> None:
         """Note that the loop has read a file; what it loads then may be a checkpoint, whenever it does."""
@@ -117,6 +119,7 @@ class TrainingStates:
         if after is None:
             self.num_followed = max(0, self.num_followed - 1)
             return
+        self._is_hashing |= after == "load" and self._has_room()
         self._began = (step, after)
         self._describe(step, "began", after)
         self._hashed = IdentityDict()
@@ -186,7 +189,7 @@ class TrainingStates:
         self._is_large = num_bytes > _REHASHED_BYTES
         if num_bytes > _MAX_BYTES:
             return f"the state takes {size_text(num_bytes)}; more than {size_text(_MAX_BYTES)} are not hashed"
-        return None if self._has_room() else "it was not hashed, in order to stay within the budget"
+        return None if self._is_hashing else "it was not hashed, in order to stay within the budget"
 
     def _has_room(self) -> bool:
         """Say whether another state may be hashed: among the first ones, or as the budget allows."""
@@ -195,14 +198,15 @@ class TrainingStates:
 
     def _find_helpers(self) -> None:
         """Look for schedulers, and for copies of models that no optimizer trains."""
-        for scheduler in live_instances(LRScheduler):
-            self._schedulers.add(scheduler)
+        living = live_instances(LRScheduler, nn.Module)
+        modules = [found for found in living if issubclass(type(found), nn.Module)]
+        for scheduler in living:
+            if issubclass(type(scheduler), LRScheduler):
+                self._schedulers.add(scheduler)
         trained = {id(p) for optimizer in self._training.optimizers for p in parameters_of(optimizer)}
         known = {id(module) for module in self._training.modules()}
         shapes = [found for model in self._training.models if (found := _shapes(model))]
-        found = [
-            module for module in live_instances(nn.Module) if id(module) not in known and _shapes(module) in shapes
-        ]
+        found = [module for module in modules if id(module) not in known and _shapes(module) in shapes]
         found = [module for module in found if not any(id(p) in trained for p in module.parameters())]
         own = {id(p) for model in self._training.models for p in model.parameters()}
         found = [module for module in found if not any(id(p) in own for p in module.parameters())]
