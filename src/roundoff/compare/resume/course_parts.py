@@ -239,7 +239,9 @@ def data_part(seam: Seam, run: Run, found: DataShift | None, *, rank: int = 0) -
     """Say whether the resumed run goes on with the batch that comes next."""
     part = ResumePart.DATA
     if found is None:
-        return unknown(part, "the two runs have no batch with a hash at the same place")
+        return unknown(
+            part, "no batch of the run after the seam is known, and no other one is among those of the resumed run"
+        )
     if found.num_compared and found.num_equal == found.num_compared:
         return restored(part, f"the batches of {plural(found.num_compared, 'step')} are the same")
     fix = "save how far the epoch is and the sampler's state, and skip the batches that were used already"

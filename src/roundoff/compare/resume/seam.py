@@ -99,7 +99,7 @@ def find_by_weights(states: Sequence[StateFacts], candidate: StateFacts) -> tupl
 def _find_by_updates(run: Run, states: Sequence[StateFacts], candidate: StateFacts, rank: int) -> int | None:
     """Return the step before which the run's optimizers had counted as many updates as the candidate's."""
     counts = [count for count in candidate.updates.values() if isinstance(count, int) and count > 0]
-    if not counts:
+    if not counts or not _may_be_same_model(states, candidate):
         return None
     for state in states:
         if state.updates == candidate.updates:
@@ -107,6 +107,13 @@ def _find_by_updates(run: Run, states: Sequence[StateFacts], candidate: StateFac
     began_fresh = state_after_load(run, rank) is None
     num_steps = max((line.step for line in run.metrics(rank=rank)), default=-1) + 1
     return max(counts) if began_fresh and max(counts) <= num_steps else None
+
+
+def _may_be_same_model(states: Sequence[StateFacts], candidate: StateFacts) -> bool:
+    """Say whether most weights have names that the run's have too, as far as these are known."""
+    names = {name for state in states for name in weights_of(state)}
+    wanted = weights_of(candidate).keys()
+    return not names or not wanted or 2 * len(names & wanted) >= len(wanted)
 
 
 def _no_load(run: Run, resumed: Run, rank: int) -> CompareError:

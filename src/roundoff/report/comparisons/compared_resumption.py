@@ -11,7 +11,7 @@ from roundoff.report.parts import Cell, Facts, Note, Part, Sentence, TableColumn
 from roundoff.runs import Finding, JsonValue, object_of
 from roundoff.words import join_words
 
-_LABEL_WIDTH = 8
+_LABEL_WIDTH = 9
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -249,8 +249,9 @@ class TrainingStates:
         """Return optimizers by their classes; several of a class in the order of their first parameters."""
         found = []
         for optimizer in outermost_optimizers(self._training.optimizers):
-            first = next((names[id(p)] for p in parameters_of(optimizer) if id(p) in names), "~")
-            found.append((type(optimizer).__name__, first, optimizer))
+            first = next((names[id(p)] for p in parameters_of(optimizer) if id(p) in names), None)
+            if first is not None:  # others belong to a training that has ended
+                found.append((type(optimizer).__name__, first, optimizer))
         found.sort(key=lambda item: item[:2])
         count: Counter[str] = Counter()
         named = []
