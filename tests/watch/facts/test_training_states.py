@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from roundoff.kernels.summaries import summarize
 from roundoff.runs import Run, StateFacts
 from roundoff.watch.facts import training_states
 from roundoff.watch.settings import WatchSettings
@@ -140,7 +141,6 @@ def test_a_state_that_has_not_changed_is_not_hashed_twice_if_it_is_large(
             torch.save(model.state_dict(), tmp_path / "model.pt")
 
     num_hashed = 0
-    summarize = training_states.summarize
 
     def counted(x: Tensor) -> object:
         nonlocal num_hashed

@@ -15,7 +15,7 @@ from roundoff.compare.resume.compared_part import (
     unknown,
 )
 from roundoff.compare.resume.seam import Seam, weights_of
-from roundoff.runs import LoadDetail, Metrics, Run, StateFacts, StateGroup
+from roundoff.runs import JsonValue, LoadDetail, Metrics, Run, StateFacts, StateGroup
 from roundoff.words import join_words, plural
 
 _SHOWN = 3
@@ -84,7 +84,11 @@ def _weights(reference: StateFacts, candidate: StateFacts, run: Run, resumed: Ru
     loads = [call.detail for call in resumed.calls(rank=rank) if isinstance(call.detail, LoadDetail)]
     missing = [name for load in loads for name in load.missing]
     num_lost = len(found.differing)
-    numbers = {"num_differing": num_lost, "num_weights": found.num_common, "differing": list(found.differing[:20])}
+    numbers: dict[str, JsonValue] = {
+        "num_differing": num_lost,
+        "num_weights": found.num_common,
+        "differing": list(found.differing[:20]),
+    }
     if _are_as_saved(reference, candidate, run, rank):
         text = f"the checkpoint holds other weights than the run went on with: {num_lost} of {found.num_common} differ"
         return lost(part, text, fix="save the weights that are trained, not an average that is swapped in", **numbers)

@@ -205,7 +205,7 @@ class TrainingStates:
                 self._schedulers.add(scheduler)
         trained = {id(p) for optimizer in self._training.optimizers for p in parameters_of(optimizer)}
         known = {id(module) for module in self._training.modules()}
-        shapes = [found for model in self._training.models if (found := _shapes(model))]
+        shapes = [of_model for model in self._training.models if (of_model := _shapes(model))]
         found = [module for module in modules if id(module) not in known and _shapes(module) in shapes]
         found = [module for module in found if not any(id(p) in trained for p in module.parameters())]
         own = {id(p) for model in self._training.models for p in model.parameters()}
