@@ -21,6 +21,7 @@ collect_ignore = [  # scripts that train: looking for doctests in them would run
     *(str(path) for path in (_TESTS / "watch" / "kinds").glob("*.py")),
     *(str(path) for path in (_TESTS / "watch" / "ranks").glob("*.py")),
     *(str(path) for path in (_TESTS / "flows" / "plans").glob("*.py")),
+    *(str(path) for path in (_TESTS / "compare" / "resume").glob("*.py") if not path.name.startswith("test_")),
     *(str(path) for path in (_TESTS / "faults").rglob("*.py") if not path.name.startswith("test_")),
 ]
 

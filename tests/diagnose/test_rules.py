@@ -27,6 +27,7 @@ loss-term-unreachable
 tie-broken
 checkpoint-not-loaded
 optimizer-state-lost
+resume-incomplete
 ema-broken
 average-incomplete
 loss-broadcast

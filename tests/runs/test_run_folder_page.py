@@ -8,7 +8,20 @@ from typing import get_args
 
 import pytest
 
-from roundoff.runs import TABLES, VERSION, Call, CallKind, Ending, Failure, Gap, MemoryLook, Metrics, RunInfo, RunWriter
+from roundoff.runs import (
+    TABLES,
+    VERSION,
+    Call,
+    CallKind,
+    Ending,
+    Failure,
+    Gap,
+    MemoryLook,
+    Metrics,
+    RunInfo,
+    RunWriter,
+    StateFacts,
+)
 from roundoff.runs import flight as layout
 from roundoff.runs.records.finding import FINDING_FIELDS
 from roundoff.runs.records.probe import PROBE_TYPES
@@ -39,6 +52,7 @@ def test_every_field_of_the_lines_is_on_the_page():
     assert [name for name, _, _ in rows_under("## calls-rankR.jsonl")] == [field.name for field in fields(Call)]
     assert [name for name, _, _ in rows_under("## memory-rankR.jsonl")] == [field.name for field in fields(MemoryLook)]
     assert [name for name, _, _ in rows_under("## failures-rankR.jsonl")] == [field.name for field in fields(Failure)]
+    assert [name for name, _, _ in rows_under("## states-rankR.jsonl")] == [field.name for field in fields(StateFacts)]
     assert [name for name, _, _ in rows_under("## gaps-rankR.jsonl")] == [field.name for field in fields(Gap)]
 
 

@@ -38,6 +38,7 @@ class ComparableKind(StrEnum):
     CURVE = "curve"
     TENSORS = "folder of tensors"
     LOGPROBS = "table of log-probabilities"
+    RESUMPTION = "run of a resumed training"
 
     @property
     def plural(self) -> str:
@@ -49,7 +50,8 @@ class ComparableKind(StrEnum):
 _K = ComparableKind
 _KINDS_WITH_OPTION = {
     "step": (_K.RUN,),
-    "rank": (_K.RUN, _K.STEP),
+    "rank": (_K.RUN, _K.STEP, _K.RESUMPTION),
+    "at": (_K.RESUMPTION,),
     "pattern": (_K.CURVE,),
     "column": (_K.CURVE,),
     "map": (_K.RUN, _K.CHECKPOINT, _K.TENSORS),
@@ -72,6 +74,8 @@ class CompareOptions:
     pattern: str | None
     column: str | None
     logprobs: bool
+    resume: bool
+    at: int | None
     gate: tuple[str, ...]
     further: tuple[str, ...]
     table: bool
@@ -87,6 +91,7 @@ class CompareOptions:
         return read_name_map(self.map) if self.map else None
 
 
+_AT_HELP = "With --resume: the step of REF that CAND began with.  [default: found by their states]"
 _GATE_HELP = "Exit with 1 only if a gap is larger: mean-loss=2%, matched-step=0.01, grad-norm=5%. Repeatable."
 
 
@@ -99,6 +104,8 @@ _GATE_HELP = "Exit with 1 only if a gap is larger: mean-loss=2%, matched-step=0.
 @click.option("--pattern", help="For logs: a regular expression with groups (?P<step>...) and (?P<loss>...).")
 @click.option("--column", help="For curves: the column, key or tag of the loss.  [default: found by its name]")
 @click.option("--logprobs", is_flag=True, help="Both are tables of two engines' log-probabilities.")
+@click.option("--resume", is_flag=True, help="CAND is a run that was resumed from a checkpoint of REF.")
+@click.option("--at", type=click.IntRange(min=0), metavar="STEP", help=_AT_HELP)
 @click.option("--gate", multiple=True, metavar="NAME=LIMIT", help=_GATE_HELP)
 @click.option(
     "--reference",
@@ -118,6 +125,7 @@ def compare_command(options: CompareOptions) -> None:
 
     Both are runs, steps of runs (RUN@3 is step 3), checkpoints of any framework, loss curves (CSV, JSONL, TensorBoard,
     logs), folders of tensors, or with --logprobs tables (Parquet, JSONL, npz) of a trainer and a rollout engine.
+    With --resume, CAND was resumed from a checkpoint of REF: what was not restored.
     Exits with 1 if they differ by more than their formats explain, with 2 if they could not be compared.
     """
     kind = _common_kind(options)
@@ -211,6 +219,17 @@ def _compare_logprobs(options: CompareOptions) -> ComparisonReport:
     return ComparedLogprobs(comparison=comparison, finding=finding_about_engines(comparison))
 
 
+def _compare_resumption(options: CompareOptions) -> ComparisonReport:
+    from roundoff.compare.resume.resume_comparison import compare_resumption
+    from roundoff.diagnose.resumed import finding_about_resumption
+    from roundoff.report.comparisons.compared_resumption import ComparedResumption
+    from roundoff.runs import CachedRun
+
+    reference, candidate = CachedRun.open(options.reference), CachedRun.open(options.candidate)
+    comparison = compare_resumption(reference, candidate, at=options.at, rank=options.rank or 0)
+    return ComparedResumption(comparison=comparison, finding=finding_about_resumption(comparison))
+
+
 def _compare_gates(options: CompareOptions) -> ComparisonReport:
     from roundoff.compare.curves.gates import measure_gate, parse_gate
     from roundoff.report.comparisons.compared_gates import ComparedGates
@@ -243,6 +262,7 @@ _COMPARE: dict[ComparableKind, Callable[[CompareOptions], ComparisonReport]] = {
     _K.CURVE: _compare_curves,
     _K.TENSORS: _compare_tensors,
     _K.LOGPROBS: _compare_logprobs,
+    _K.RESUMPTION: _compare_resumption,
 }
 
 
@@ -289,8 +309,12 @@ def _folder_kind(path: Path) -> ComparableKind:
 
 def _common_kind(options: CompareOptions) -> ComparableKind:
     """Return the kind of both sides, which must be the same."""
+    if options.logprobs and options.resume:
+        raise UsageError.explain("--logprobs and --resume compare different things.", fix="leave one of them out.")
     if options.logprobs:
         return _K.LOGPROBS
+    if options.resume:
+        return _resumed_kind(options)
     reference, candidate = comparable_kind(options.reference), comparable_kind(options.candidate)
     if reference is candidate:
         return reference
@@ -300,6 +324,19 @@ def _common_kind(options: CompareOptions) -> ComparableKind:
         why=f"'{options.reference}' is a {reference}, '{options.candidate}' is a {candidate}.",
         fix="name a step of both: roundoff compare RUN@3 RUN@4" if is_step else "name two of the same kind.",
     )
+
+
+def _resumed_kind(options: CompareOptions) -> ComparableKind:
+    """Check that both sides of `--resume` are runs."""
+    for name in (options.reference, options.candidate):
+        kind = comparable_kind(name)
+        if kind is not _K.RUN:
+            raise CompareError.explain(
+                f"'{name}' is a {kind}, not a run.",
+                why="--resume compares a run with the run that was resumed from its checkpoint.",
+                fix="name two folders that `roundoff run` has made.",
+            )
+    return _K.RESUMPTION
 
 
 def _check_options(kind: ComparableKind, options: CompareOptions) -> None:

@@ -1,4 +1,4 @@
-"""Lines up two runs, checkpoints, curves, folders of tensors or engines, and measures how far apart they are."""
+"""Lines up two runs, resumptions, checkpoints, curves, folders of tensors or engines, and measures their distance."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from roundoff.compare.logprobs.logprob_files import read_logprobs as read_logprobs
     from roundoff.compare.logprobs.save_logprobs import save_logprobs as save_logprobs
     from roundoff.compare.models.model_comparison import compare_models as compare_models
+    from roundoff.compare.resume.resume_comparison import compare_resumption as compare_resumption
     from roundoff.compare.runs.run_comparison import compare_runs as compare_runs
     from roundoff.compare.tensors.save_tensor import save_tensor as save_tensor
     from roundoff.compare.tensors.tensor_comparison import compare_tensors as compare_tensors
@@ -23,6 +24,7 @@ _HOMES = {
     "compare_curves": "roundoff.compare.curves.curve_comparison",
     "compare_logprobs": "roundoff.compare.logprobs.logprob_comparison",
     "compare_models": "roundoff.compare.models.model_comparison",
+    "compare_resumption": "roundoff.compare.resume.resume_comparison",
     "compare_runs": "roundoff.compare.runs.run_comparison",
     "compare_tensors": "roundoff.compare.tensors.tensor_comparison",
     "read_curve": "roundoff.compare.curves.curve_files",

@@ -13,6 +13,7 @@ from roundoff.runs.files.folder import (
     next_free_name,
     perturbed_path,
     replay_path,
+    states_path,
 )
 from roundoff.runs.files.plain_json import JsonValue, object_of, to_json
 from roundoff.runs.files.schema import EVENTS, HASHES, HISTOGRAM_LENGTH, PARAMETERS, SKETCH_LENGTH, TABLES
@@ -91,6 +92,8 @@ from roundoff.runs.records.training_facts import (
     ModuleFacts,
     OptimizerFacts,
     ParameterFacts,
+    StateFacts,
+    StateGroup,
     Structure,
     TensorFacts,
 )
@@ -181,6 +184,8 @@ __all__ = [
     "SlopeOfParameter",
     "SpikeDetail",
     "SpikeProbe",
+    "StateFacts",
+    "StateGroup",
     "StepDetail",
     "Structure",
     "TensorFacts",
@@ -214,5 +219,6 @@ __all__ = [
     "shape_from_text",
     "shape_to_text",
     "sketches_line_up",
+    "states_path",
     "to_json",
 ]

@@ -28,7 +28,7 @@ from roundoff.runs.records.info import Ending, RunInfo, read_info
 from roundoff.runs.records.metrics import Anomaly, MemoryLook, Metrics
 from roundoff.runs.records.probe import P, Probe
 from roundoff.runs.records.replay_info import Origin, ReplayInfo
-from roundoff.runs.records.training_facts import BatchFacts, CriterionCall, LostNumbers, Structure
+from roundoff.runs.records.training_facts import BatchFacts, CriterionCall, LostNumbers, StateFacts, Structure
 
 T = TypeVar("T")
 
@@ -139,6 +139,10 @@ class Run:
     def lost_numbers(self, *, rank: int = 0) -> list[LostNumbers]:
         """Return the calls of the first steps in which whole numbers become others, in order."""
         return self._lines(kinds.LOST_NUMBERS, rank=rank)
+
+    def states(self, *, rank: int = 0) -> list[StateFacts]:
+        """Return what the training's state was when it was saved, and before the step after that or after a load."""
+        return self._lines(kinds.STATES, rank=rank)
 
     @overload
     def probes(self) -> list[Probe]: ...

@@ -19,7 +19,7 @@ from roundoff.runs.records.info import Ending
 from roundoff.runs.records.metrics import Anomaly, MemoryLook, Metrics
 from roundoff.runs.records.probe import PROBE_TYPES, Probe, probe_from
 from roundoff.runs.records.replay_info import Origin, ReplayInfo
-from roundoff.runs.records.training_facts import BatchFacts, CriterionCall, LostNumbers, Structure
+from roundoff.runs.records.training_facts import BatchFacts, CriterionCall, LostNumbers, StateFacts, Structure
 
 R = TypeVar("R")
 
@@ -62,6 +62,7 @@ STRUCTURES = LinesKind(names.structure_path, partial(object_from, Structure))
 INPUTS = LinesKind(names.inputs_path, partial(object_from, BatchFacts))
 CRITERIA = LinesKind(names.criteria_path, partial(object_from, CriterionCall))
 LOST_NUMBERS = LinesKind(names.lost_numbers_path, partial(object_from, LostNumbers))
+STATES = LinesKind(names.states_path, partial(object_from, StateFacts))
 FAILURES = LinesKind(names.failures_path, partial(object_from, Failure))
 GAPS = LinesKind(names.gaps_path, partial(object_from, Gap))
 PROBES = LinesKind(names.probes_path, probe_from)
@@ -79,6 +80,7 @@ Record: TypeAlias = (
     | BatchFacts
     | CriterionCall
     | LostNumbers
+    | StateFacts
     | Failure
     | Gap
     | Probe
@@ -95,6 +97,7 @@ KIND_OF: Mapping[type, LinesKind[Any] | ObjectKind[Any]] = {
     BatchFacts: INPUTS,
     CriterionCall: CRITERIA,
     LostNumbers: LOST_NUMBERS,
+    StateFacts: STATES,
     Failure: FAILURES,
     Gap: GAPS,
     ReplayInfo: REPLAY_INFO,

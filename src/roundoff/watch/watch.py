@@ -70,6 +70,7 @@ from roundoff.watch.facts.collector import FactCollector
 from roundoff.watch.facts.data_loaders import LoaderNumbers, copied_generators, dataset_content
 from roundoff.watch.facts.loop_values import LoopValues
 from roundoff.watch.facts.step_batch import is_loss
+from roundoff.watch.facts.training_states import TrainingStates
 from roundoff.watch.facts.uncleared_gradients import UnclearedGradients
 from roundoff.watch.journal import StepJournal
 from roundoff.watch.probes.last_step import LastStepProbes
@@ -194,6 +195,7 @@ class Watch(LoopFollower):
         self._facts = FactCollector(
             writer, self._training, sites=sites, budget=self._budget, copies=copies, kept_batches=settings.kept_batches
         )
+        self._states = TrainingStates(writer, self._training, budget=self._budget)
         self._uncleared = UnclearedGradients()
         self._memory: MemoryFollower | None = None
         self._tape = TapeRecorder(
@@ -236,6 +238,7 @@ class Watch(LoopFollower):
         self._in_replays = self._part("replays", on_failure=self._leave_replays)
         self._in_checks = self._part("checks of losses, gradients and weights")
         self._in_facts = self._part("facts about models and batches")
+        self._in_states = self._part("hashes of saved states")
         self._in_journal = self._part("calls and metrics")
         self._in_memory = self._part("measurements of memory")
         self._why_not_replayable: str | None = None
@@ -444,6 +447,9 @@ class Watch(LoopFollower):
         else:
             self._in_replays(self._choose_taping)
         self.is_quiet &= not is_new
+        if (self._states.awaits or self._states.num_followed or is_first) and not is_inside_transform:
+            self._in_states(self._states.step_opened, self.clock.step)
+            self.is_quiet &= self._has_ranks or not self._states.num_followed  # all ranks are quiet in the same steps
 
     def _stays_quiet(self, module: nn.Module | None) -> bool:
         """Say whether another step is followed as little as the one before."""
@@ -949,6 +955,8 @@ class Watch(LoopFollower):
                 self._awaits_buffers = False
                 self._in_facts(self._facts.buffers_ready, self.clock.step, fully=self.is_fully_watched)
             return
+        if self._states.num_followed and call.is_by_loop and torch.is_grad_enabled() and not self.clock.microbatch:
+            self._in_states(self._states.see_batch, self.clock.step, site, args, call.keyword_arguments())
         if not is_in_training(call.module):
             self._in_facts(self._facts.evaluated, call.module, self.clock.step, args)
         if self.is_fully_watched and call.is_by_loop and not torch.is_grad_enabled():
@@ -1211,8 +1219,23 @@ class Watch(LoopFollower):
         elif call.kind == "load":
             self._in_models(self._training.refresh)
             self._snapshots.forget()
+        if call.kind in ("save", "load", "read"):
+            self._in_states(self._see_checkpoint, call)
         self._journal.await_numbers(detail)
         self._journal.call(cast(CallKind, call.kind), detail)
+
+    def _see_checkpoint(self, call: LoopCall) -> None:
+        """Describe the state that the loop has saved, or have it described when the next step begins."""
+        clock, states = self.clock, self._states
+        is_first = not self.num_steps and not clock.has_begun
+        if call.kind == "save":
+            states.saved(call.owner, clock.step + clock.is_over)
+        elif call.kind == "load":
+            states.loaded(call.owner, is_first=is_first)
+        else:
+            states.read(is_first=is_first)
+        if states.awaits is not None:
+            self._quiet_until = 0  # the next step is followed
 
     def _see_loss_function(self, args: tuple[Any, ...], result: Any) -> None:
         if not torch.is_grad_enabled():

@@ -193,3 +193,48 @@ class Structure:
     parameters: tuple[ParameterFacts, ...] = ()
     modules: tuple[ModuleFacts, ...] = ()
     optimizers: tuple[OptimizerFacts, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateGroup:
+    """Tensors of a training's state that belong together: the weights of a model, one kind of an optimizer's state."""
+
+    kind: Literal["weight", "buffer", "optimizer", "copy"]
+    """A `copy` is another module of the model's shapes that no optimizer trains, such as an average of its weights."""
+    name: str
+    """The class of the model, or of the optimizer with the key of the state: `AdamW.exp_avg`."""
+    hash: str
+    """Of all of them, in hex."""
+    num_tensors: int
+    num_zero: int = 0
+    """How many of them are all zero."""
+    l2: float = 0.0
+    """The norm of all of them together."""
+    tensors: Mapping[str, str] = field(default_factory=dict)
+    """The hash of each, by its name; empty where that would take too much space."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateFacts:
+    """What a training's state was at one moment: as it was saved, or as a step began after a save or a load."""
+
+    step: int
+    """The step that begins with it."""
+    moment: Literal["saved", "began"]
+    after: Literal["save", "load"] = "save"
+    holds: tuple[str, ...] = ()
+    """The keys of what was saved."""
+    groups: tuple[StateGroup, ...] = ()
+    why_no_groups: str | None = None
+    """Why no tensor was hashed."""
+    rates: Mapping[str, JsonValue] = field(default_factory=dict)
+    """The learning rates of each optimizer."""
+    updates: Mapping[str, JsonValue] = field(default_factory=dict)
+    """How many steps each optimizer has counted in its state; optimizers that count none are missing."""
+    schedules: Mapping[str, JsonValue] = field(default_factory=dict)
+    """The `last_epoch` of each learning-rate scheduler, by its class."""
+    loss_scale: float | None = None
+    loss_scale_age: int | None = None
+    """How many steps ago a GradScaler last changed it."""
+    generators: Mapping[str, str] = field(default_factory=dict)
+    """A hash of the state of each random generator: `torch`, `numpy`, `python`, `device0`."""

@@ -1,0 +1,1 @@
+"""Compares a resumed run with the run that saved its checkpoint."""
