@@ -26,9 +26,9 @@ from roundoff.precision import apply_recipe
 
 ROUNDS = 15
 NAMES = ("fp32", "adam8", "adam4", "adamfp8")
-MUST = {"bytes": 0.27, "step": 1.3}
-TOWARDS = {"bytes": 0.26, "step": 1.1}
-"""Of adam8, relative to fp32."""
+MUST = {"bytes": 0.27, "training_step": 1.3}
+TOWARDS = {"bytes": 0.26, "training_step": 1.1}
+"""Of adam8, relative to fp32; the optimizer's step by itself is shown and has no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

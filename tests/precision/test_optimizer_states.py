@@ -1,6 +1,7 @@
 """Optimizer state in few bits: adam8, adam4, adamfp8, muon8."""
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from roundoff.errors import RecipeError
 from roundoff.kernels.block_codes import code_map
 from roundoff.precision import RecipeOptimizer, apply_recipe, optimizer_states, recipe_named
 from roundoff.precision.optimizer_states import expand_state
+from roundoff.train.models.gpt import GPT
 from roundoff.watch.watching import watching
 from tests.precision.small_trainings import IMAGES, LABELS
 
@@ -71,7 +73,7 @@ def same(a: object, b: object) -> bool:
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return a.dtype is b.dtype and torch.equal(a, b)
     if isinstance(a, dict) and isinstance(b, dict):
-        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
     if isinstance(a, list) and isinstance(b, list):
         return len(a) == len(b) and all(map(same, a, b))
     return a == b
@@ -171,14 +173,37 @@ def test_no_more_than_a_piece_is_unpacked_at_a_time(monkeypatch):
 # ---- trainings -------------------------------------------------------------------------------------------------------
 
 
-@every_format
-def test_reaches_the_loss_of_fp32_within_five_percent(name: str):
-    finals = []
-    for recipe in ("fp32", name):
-        model = net()
-        model, optimizer = apply_recipe(model, optimizer_for(name, model), recipe)
-        finals.append(sum(train(model, optimizer, range(150))[-30:]))
-    assert abs(finals[1] - finals[0]) < 0.05 * finals[0]
+def text_loss(recipe: str, optimizer_of: Callable[[nn.Module], Optimizer]) -> float:
+    """Train a small GPT on words of a Markov chain; return its loss over the last of 120 steps."""
+    generator = torch.Generator().manual_seed(0)
+    chain = torch.randn(64, 64, generator=generator).mul(2).softmax(1)
+    torch.manual_seed(0)
+    model: nn.Module = GPT(vocabulary=64, context=24, width=64)
+    model, optimizer = apply_recipe(model, optimizer_of(model), recipe)
+    losses = []
+    for _ in range(120):
+        words = [torch.randint(0, 64, (16,), generator=generator)]
+        for _ in range(24):
+            words.append(torch.multinomial(chain[words[-1]], 1, generator=generator)[:, 0])
+        ids = torch.stack(words, 1)
+        loss = F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+        optimizer.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert sum(losses[-20:]) / 20 < 0.8 * losses[0]
+    return sum(losses[-20:]) / 20
+
+
+@pytest.mark.slow
+def test_a_small_gpt_reaches_the_loss_of_fp32_within_half_a_percent():
+    for optimizer_of, names in (
+        (adamw, ADAMS),
+        (lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), ["muon8"]),
+    ):
+        wanted = text_loss("fp32", optimizer_of)
+        for name in names:
+            assert abs(text_loss(name, optimizer_of) / wanted - 1) < 0.005, name
 
 
 @pytest.mark.parametrize(
@@ -369,7 +394,7 @@ def test_other_memory_layouts_and_ways_of_stepping(layout: str):
     if layout == "channels last":
         model = model.to(memory_format=torch.channels_last)
     options = {} if layout == "channels last" else {layout: True}
-    model, optimizer = apply_recipe(model, torch.optim.AdamW(model.parameters(), lr=1e-3, **options), "adam8")
+    model, optimizer = apply_recipe(model, torch.optim.AdamW(model.parameters(), lr=4e-3, **options), "adam8")
     losses = train(model, optimizer, range(15))
     assert losses[-1] < 0.7 * losses[0]
 

@@ -95,6 +95,8 @@ class _Piece:
     tensor: Tensor
     packed: dict[str, Any]
     """The state of the whole parameter, packed."""
+    is_new: bool = False
+    """Whether torch makes the state in this step; then it makes that of every part."""
     start: int = 0
 
     @property
@@ -210,16 +212,16 @@ class PackedStates:
         ):
             yield _Piece(parameter=parameter, tensor=parameter, packed=packed)
             return
-        flat, flat_grad = parameter.detach().view(-1), grad.detach().reshape(-1)
+        flat, flat_grad, is_new = parameter.detach().view(-1), grad.detach().reshape(-1), not packed
         for start in range(0, parameter.numel(), size):
             tensor = flat[start : start + size]
             tensor.grad = flat_grad[start : start + size]
-            yield _Piece(parameter=parameter, tensor=tensor, packed=packed, start=start)
+            yield _Piece(parameter=parameter, tensor=tensor, packed=packed, is_new=is_new, start=start)
 
     def _unpack(self, piece: _Piece) -> None:
         state: dict[str, Any] = {}
         suffix = f"_{self.name}{_CODES}"
-        for key, value in piece.packed.items():
+        for key, value in () if piece.is_new else piece.packed.items():
             if key.endswith(suffix):
                 name = key.removesuffix(suffix)
                 state[name] = torch.empty_like(piece.tensor)
