@@ -9,8 +9,6 @@ namespace roundoff {
 namespace ROUNDOFF_ISA {
 namespace {
 
-typedef uint8_t U8Of32 __attribute__((vector_size(kBytes / 4)));  // as many lanes as U32
-
 constexpr int64_t kLanes = kBytes / 4;
 constexpr uint32_t kSmallestNormal = 0x00800000u;
 constexpr float kLargestStep = 0x1p125f;  // the reciprocal of a larger one would be subnormal
@@ -30,20 +28,6 @@ ROUNDOFF_INLINE float bf16_below(float x) {
 
 ROUNDOFF_INLINE float bf16_above(float positive) {
   return bits_of<float>((bits_of<uint32_t>(positive) + 0xffffu) & 0xffff0000u);
-}
-
-// The low byte of every lane, where the bytes above it are 0. (Compilers turn a plain conversion into one move per lane.)
-ROUNDOFF_INLINE U8Of32 bytes_of(U32 v) {
-#if defined(__AVX512F__)
-  return (U8Of32)_mm512_cvtepi32_epi8((__m512i)v);
-#elif defined(__AVX2__)
-  const __m256i words = _mm256_packus_epi32((__m256i)v, (__m256i)v);  // 0-3, 0-3, 4-7, 4-7
-  const __m256i bytes = _mm256_packus_epi16(words, words);
-  const int halves[] = {_mm256_extract_epi32(bytes, 0), _mm256_extract_epi32(bytes, 4)};
-  return load<U8Of32>(halves);
-#else
-  return __builtin_convertvector(v, U8Of32);
-#endif
 }
 
 // Brings lanes together, the upper half onto the lower one, until one is left.

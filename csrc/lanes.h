@@ -31,6 +31,7 @@ typedef uint64_t U64 __attribute__((vector_size(kBytes)));
 typedef int64_t I64 __attribute__((vector_size(kBytes)));
 typedef double F64 __attribute__((vector_size(kBytes)));
 typedef uint16_t U16Of32 __attribute__((vector_size(kBytes / 2)));  // as many lanes as U32
+typedef uint8_t U8Of32 __attribute__((vector_size(kBytes / 4)));
 typedef uint32_t U32Of64 __attribute__((vector_size(kBytes / 2)));  // as many lanes as U64
 typedef uint16_t U16Of64 __attribute__((vector_size(kBytes / 4)));
 
@@ -55,6 +56,20 @@ ROUNDOFF_INLINE Vector load(const T* from) {
 template <class Vector, class T>
 ROUNDOFF_INLINE void store(T* to, Vector v) {
   std::memcpy(to, &v, sizeof v);
+}
+
+// The low byte of every lane, where the bytes above it are 0. (Compilers turn a plain conversion into one move per lane.)
+ROUNDOFF_INLINE U8Of32 bytes_of(U32 v) {
+#if defined(__AVX512F__)
+  return (U8Of32)_mm512_cvtepi32_epi8((__m512i)v);
+#elif defined(__AVX2__)
+  const __m256i words = _mm256_packus_epi32((__m256i)v, (__m256i)v);  // 0-3, 0-3, 4-7, 4-7
+  const __m256i bytes = _mm256_packus_epi16(words, words);
+  const int halves[] = {_mm256_extract_epi32(bytes, 0), _mm256_extract_epi32(bytes, 4)};
+  return load<U8Of32>(halves);
+#else
+  return __builtin_convertvector(v, U8Of32);
+#endif
 }
 
 // Writes past the caches: a result larger than they are would only evict other data.

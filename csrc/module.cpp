@@ -39,6 +39,7 @@ void bind_difference(nb::module_& m);
 void bind_packing(nb::module_& m);
 void bind_fixed(nb::module_& m);
 void bind_group_codes(nb::module_& m);
+void bind_block_codes(nb::module_& m);
 void bind_crash(nb::module_& m);
 
 }  // namespace roundoff
@@ -58,5 +59,6 @@ NB_MODULE(_compiled, m) {
   roundoff::bind_packing(m);
   roundoff::bind_fixed(m);
   roundoff::bind_group_codes(m);
+  roundoff::bind_block_codes(m);
   roundoff::bind_crash(m);
 }

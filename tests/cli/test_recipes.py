@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+import tomllib
 
 from click.testing import CliRunner, Result
 
@@ -38,6 +39,7 @@ def test_shows_a_combination():
     output = invoke("show", "O2+act4").output
     assert 'name = "O2+act4"' in output
     assert "activation_bits = 4" in output
+    assert tomllib.loads(invoke("show", "O2+adam8").output)["optimizer_states"] == ["adam8"]
 
 
 def test_gives_json():

@@ -12,7 +12,7 @@ from tests.precision.small_trainings import IMAGES, accuracy, batch_of, prepared
 
 NAMES = [recipe.name for recipe in known_recipes()]
 NATIVE = ["half", "half-by-hand", "O1", "O2", "O3", "bf16", "bf16-master", "bf16-stochastic", "bf16-kahan"]
-CASES = [*((name, "auto") for name in [*NAMES, "O2+act4"]), *((name, "native") for name in NATIVE)]
+CASES = [*((name, "auto") for name in [*NAMES, "O2+act4", "O2+adam8"]), *((name, "native") for name in NATIVE)]
 every_recipe = pytest.mark.parametrize(("name", "arithmetic"), CASES, ids=lambda value: value)
 
 

@@ -12,7 +12,7 @@ from roundoff.precision import apply_recipe
 from roundoff.runs import Run, Severity
 from roundoff.watch.watching import watching
 
-RECIPES = ["O1", "O2", "bf16", "amp-bf16", "fp8", "mxfp8", "mxfp4", "fixed", "O2+act4", "act2"]
+RECIPES = ["O1", "O2", "bf16", "amp-bf16", "fp8", "mxfp8", "mxfp4", "fixed", "O2+act4", "act2", "O2+adam8", "adam4"]
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -260,6 +260,8 @@ class AppliedRecipe:
         ]
         if recipe.device_profile:
             lines.append(f"device      {recipe.device_profile}, emulated")
+        if recipe.optimizer_states:
+            lines.append(f"optimizer   state in {' and '.join(recipe.optimizer_states)}")
         scaling = settings.kind + (f" ({settings.flavour})" if settings.flavour else "")
         lines.append(f"loss scale  {scaling}, now {self.scaler.scale:g}, {self.scaler.num_skips} skipped")
         lines += [f"override    {pattern} = {fmt}" for pattern, fmt in recipe.overrides.items()]

@@ -25,6 +25,7 @@ from roundoff.precision.compute.operands import OperandRounding
 from roundoff.precision.compute.sharded_weights import as_sharded
 from roundoff.precision.loss_scaler import LossScaler, ScaleLog
 from roundoff.precision.optimizer import RecipeOptimizer, check_optimizers
+from roundoff.precision.optimizer_states import check_optimizer_states
 from roundoff.precision.recipe.fixed_point_settings import TensorKind, TensorSetting
 from roundoff.precision.recipe.named_recipes import find_recipe
 from roundoff.precision.recipe.recipe import Arithmetic, Recipe, Role, ScaleSettings, scale_settings
@@ -134,6 +135,7 @@ def apply_recipe(
     chosen = _keep_wide(whole, replace(chosen, wide=(*chosen.wide, *wide)))
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     check_optimizers(optimizers)
+    check_optimizer_states(chosen, optimizers)
     # Both raise for a pattern that matches nothing, before the model is changed.
     _check_no_whole_model(models, override_sites(whole, chosen.overrides), chosen)
     op_overrides(whole, chosen.overrides)

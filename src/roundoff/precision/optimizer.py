@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from roundoff.errors import RecipeError
 from roundoff.precision.applied_recipe import AppliedRecipe, Removable, StepMemory
+from roundoff.precision.optimizer_states import PackedStates, expand_state_dict, split_state_dict, state_format_for
 from roundoff.precision.recipe.recipe import Recipe
 from roundoff.precision.weights import Weight, agreed_overflow, first_nonfinite, hand_over, unscale, with_gradient
 from roundoff.torch_private import mark_as_stepped
@@ -71,6 +72,8 @@ class RecipeOptimizer(Optimizer):
         self.__setstate__({})
         for place, group in enumerate(inner.param_groups):
             self._adopt(group, place)
+        name = state_format_for(inner, shared.recipe)
+        self._packed = None if name is None else PackedStates(inner, name)
         shared.optimizers.append(self)
 
     @property
@@ -80,7 +83,7 @@ class RecipeOptimizer(Optimizer):
 
     @property
     def state(self) -> defaultdict[Tensor, Any]:  # type: ignore[override]
-        """The inner optimizer's state."""
+        """The inner optimizer's state; with adam8, `exp_avg` is packed in `exp_avg_adam8_codes` and `..._scales`."""
         return self.inner.state
 
     @property
@@ -246,10 +249,13 @@ class RecipeOptimizer(Optimizer):
 
     def _step_inner(self, *closure: Callable[[], Any]) -> Any:
         try:
-            return self.inner.step(*closure)
+            return self.inner.step(*(map(self._packed.outside, closure) if self._packed else closure))
         except RuntimeError as error:
             self._check_settings_fit(error)
             raise
+        finally:
+            if self._packed is not None:
+                self._packed.end()
 
     def _check_settings_fit(self, error: RuntimeError) -> None:
         """Raise a clear error if torch failed because a setting, such as lr, is too large for the weights' dtype."""
@@ -293,13 +299,22 @@ class RecipeOptimizer(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return the inner optimizer's state, and under one more key the loss scale and the state of the recipe.
 
-        The inner optimizer can load it too, and this one can load a plain optimizer's.
+        The inner optimizer can load it too, and this one can load a plain optimizer's. State that the recipe keeps
+        packed is saved packed; for an optimizer without the recipe, use `plain_state_dict`.
         """
         return {**self.inner.state_dict(), _EXTRA: self._shared.state_dict()}
 
+    def plain_state_dict(self) -> dict[str, Any]:
+        """Return the inner optimizer's state as it would be without the recipe: nothing is packed."""
+        return expand_state_dict(self.inner.state_dict(), self.inner)
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a checkpoint of this recipe, of another recipe, or of a plain optimizer."""
-        self.inner.load_state_dict({key: value for key, value in state_dict.items() if key != _EXTRA})
+        given = {key: value for key, value in state_dict.items() if key != _EXTRA}
+        plain, packed = split_state_dict(given, self.inner, name=self._packed.name if self._packed else None)
+        self.inner.load_state_dict(plain)
+        if self._packed is not None:
+            self._packed.take(packed)
         if _EXTRA in state_dict:
             self._shared.load_state_dict(state_dict[_EXTRA])
 
@@ -330,8 +345,11 @@ class RecipeOptimizer(Optimizer):
             weight.grad_version = -1
 
     def remove(self) -> None:
-        """Remove all hooks from the model; its weights stay as they are."""
+        """Remove all hooks from the model; its weights stay as they are, and packed optimizer state becomes plain."""
         self._shared.remove()
+        if self._packed is not None:
+            self._packed.remove()
+            self._packed = None
 
     def _adopt(self, group: dict[str, Any], place: int) -> None:
         """Put main weights into a group, in place because LBFGS holds the list, and move their state."""

@@ -14,7 +14,7 @@ from roundoff.precision.recipe.toml import from_toml
 NAMES = [recipe.name for recipe in known_recipes()]
 
 
-@pytest.mark.parametrize("name", [*NAMES, "O2+act4", "fp8+act2+ascend-fp16"])
+@pytest.mark.parametrize("name", [*NAMES, "O2+act4", "fp8+act2+ascend-fp16", "O2+adam8", "O1+act4+adam4+muon8"])
 def test_toml_gives_back_the_same_value(name: str):
     recipe = recipe_named(name)
     assert from_toml(to_toml(recipe), where="a", named=recipe_named) == recipe
@@ -80,7 +80,9 @@ def test_an_unknown_name_is_an_error_with_all_known_ones():
     assert all(name in str(caught.value) for name in NAMES)
 
 
-@pytest.mark.parametrize("name", ["O2+O1", "O2+act4+act2", "act4+ascend-fp16+act2", "O2+", "+act4", ""])
+@pytest.mark.parametrize(
+    "name", ["O2+O1", "O2+act4+act2", "adam8+adam8", "O2+adam8+adam4", "act4+ascend-fp16+act2", "O2+", "+act4", ""]
+)
 def test_combinations_that_contradict_are_errors(name: str):
     with pytest.raises(RecipeError):
         recipe_named(name)
@@ -93,6 +95,8 @@ def test_combinations_that_contradict_are_errors(name: str):
         ({"update": "random"}, "'nearest', 'stochastic', 'kahan'"),
         ({"arithmetic": "fast"}, "'auto', 'native', 'emulated'"),
         ({"activation_bits": 3}, "0, 2, 4, 8"),
+        ({"optimizer_states": "adam8"}, "a list of adam8, adam4, adamfp8, muon8"),
+        ({"optimizer_states": ["adam2"]}, "'adam8', 'adam4', 'adamfp8', 'muon8'"),
         ({"device_profile": "tpu"}, "'ascend-fp16'"),
         ({"weights": "e4m4x"}, "known formats are"),
         ({"overrides": {"head": "wide"}}, "known formats are"),
@@ -110,6 +114,7 @@ def test_a_wrong_value_is_an_error_with_the_allowed_ones(change, allowed: str):
         ("O2", {"weights": "bf16"}, "one format for both"),
         ("O2", {"update": "kahan"}, "without fp32 master weights"),
         ("fp8", {"arithmetic": "native"}, "emulated on every device"),
+        ("O2", {"optimizer_states": ("adam8", "adam4")}, "one format for its state"),
     ],
 )
 def test_combinations_that_cannot_be_are_errors(name: str, change, why: str):

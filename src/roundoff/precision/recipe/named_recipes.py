@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from roundoff.errors import RecipeError
-from roundoff.precision.recipe.recipe import DYNAMIC, FLAVOURS, OperandSettings, Recipe, ScaleSettings
+from roundoff.precision.recipe.recipe import DYNAMIC, FLAVOURS, OperandSettings, OptimizerState, Recipe, ScaleSettings
 from roundoff.precision.recipe.toml import read_recipe
 
 _ONE: Final = ScaleSettings(kind="static", initial=1.0)
@@ -37,6 +37,14 @@ _FP8_ROWWISE: Final = Recipe(
         forward="fp8-row", backward="fp8-row", weight_gradient="fp8-row", scaling="none", layers_only=True
     ),
 )
+
+_OPTIMIZER_STATES: Final[dict[OptimizerState, str]] = {
+    "adam8": "optimizer state in 8 bits: a quarter of its memory, nearly the same loss; O2+adam8",
+    "adam4": "optimizer state in 4 bits: an eighth of its memory, a slightly higher loss",
+    "adamfp8": "optimizer state in e4m3: as small as adam8, fewer decades; for devices with fp8",
+    "muon8": "momentum of Muon and SGD in 8 bits, linear: a quarter of its memory; not for Adam",
+}
+"""In the order of the documentation."""
 
 _KNOWN: Final[tuple[Recipe, ...]] = (
     Recipe(name="fp32", description="plain fp32, also called O0: the reference to compare with", loss_scale=_ONE),
@@ -196,6 +204,10 @@ _KNOWN: Final[tuple[Recipe, ...]] = (
         )
         for bits in (8, 4, 2)
     ),
+    *(
+        Recipe(name=name, description=description, optimizer_states=(name,))
+        for name, description in _OPTIMIZER_STATES.items()
+    ),
     Recipe(
         name="ascend-fp16",
         description="emulates a device whose products, pooling, LSTM, sort are fp16; add it to any",
@@ -216,7 +228,8 @@ def known_recipes() -> tuple[Recipe, ...]:
 def recipe_named(name: str) -> Recipe:
     """Return the recipe of that name, or a combination such as `O2+act4`.
 
-    The parts after the first can only add compressed activations (act2, act4, act8) or a device profile.
+    The parts after the first can only add compressed activations (act2, act4, act8), packed optimizer state (adam8,
+    adam4, adamfp8, muon8) or a device profile.
 
     >>> recipe_named("O2+act4").activation_bits
     4
@@ -255,11 +268,17 @@ def _single(part: str, *, whole: str) -> Recipe:
 
 
 def _combine(recipe: Recipe, other: Recipe, *, whole: str) -> Recipe:
-    bits, profile = other.activation_bits, other.device_profile
-    if not (bits or profile) or (bits and recipe.activation_bits) or (profile and recipe.device_profile):
+    bits, profile, states = other.activation_bits, other.device_profile, other.optimizer_states
+    are_twice = (
+        (bits and recipe.activation_bits)
+        or (profile and recipe.device_profile)
+        or set(states) & set(recipe.optimizer_states)
+    )
+    if not (bits or profile or states) or are_twice:
         raise RecipeError.explain(
             f"Invalid recipe '{whole}'.",
-            why=f"'{other.name}' cannot be added to '{recipe.name}': only act2, act4, act8 and ascend-fp16 can, once.",
+            why=f"'{other.name}' cannot be added to '{recipe.name}': only act2, act4, act8, adam8, adam4, adamfp8, "
+            "muon8 and ascend-fp16 can, once.",
             fix="for everything else write a TOML file: roundoff docs recipes",
         )
     return replace(
@@ -267,4 +286,5 @@ def _combine(recipe: Recipe, other: Recipe, *, whole: str) -> Recipe:
         name=f"{recipe.name}+{other.name}",
         activation_bits=bits or recipe.activation_bits,
         device_profile=profile or recipe.device_profile,
+        optimizer_states=(*recipe.optimizer_states, *states),
     )

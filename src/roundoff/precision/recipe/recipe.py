@@ -18,6 +18,7 @@ OperandScaling = Literal["none", "current", "delayed"]
 Role = Literal["router", "head"]
 SavedWeights = Literal["exact", "narrow"]
 DeviceProfile = Literal["", "ascend-fp16"]
+OptimizerState = Literal["adam8", "adam4", "adamfp8", "muon8"]
 
 ROLES: Final[tuple[Role, ...]] = get_args(Role)
 ACTIVATION_BITS = (0, 2, 4, 8)
@@ -205,6 +206,8 @@ class Recipe:
     """Bits of the activations saved for the backward pass: 2, 4, 8, or 0 for no compression."""
     activation_sites: Mapping[str, int] = field(default_factory=dict, hash=False)
     """Bits for single sites, by pattern: `{"blocks.*.attn": 8}`; 32 means no compression. The last match wins."""
+    optimizer_states: tuple[OptimizerState, ...] = ()
+    """Formats in which the optimizers keep their state: one of adam8, adam4, adamfp8, and muon8 for Muon and SGD."""
     wide: tuple[Role, ...] = ()
     """Layers that stay in fp32 because of what they do: `router` (of experts), `head`. Overrides win over it."""
     saved: SavedWeights = "exact"
@@ -220,11 +223,12 @@ class Recipe:
         object.__setattr__(self, "activation_sites", dict(self.activation_sites))
         _check_choice("compute", self.compute, get_args(Compute))
         _check_choice("update", self.update, get_args(UpdateRounding))
-        if not isinstance(self.wide, list | tuple):
-            raise invalid_value("wide", self.wide, f"a list of {', '.join(ROLES)}")
-        object.__setattr__(self, "wide", tuple(self.wide))
-        for role in self.wide:
-            _check_choice("wide", role, ROLES)
+        for name, choices in (("wide", ROLES), ("optimizer_states", get_args(OptimizerState))):
+            if not isinstance(getattr(self, name), list | tuple):
+                raise invalid_value(name, getattr(self, name), f"a list of {', '.join(choices)}")
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+            for each in getattr(self, name):
+                _check_choice(name, each, choices)
         _check_choice("saved", self.saved, get_args(SavedWeights))
         _check_choice("arithmetic", self.arithmetic, get_args(Arithmetic))
         _check_choice("device_profile", self.device_profile, get_args(DeviceProfile))
@@ -265,6 +269,12 @@ class Recipe:
         if self.update != "nearest" and (self.master_weights or not self.narrow_weights):
             raise _invalid_recipe(
                 self.name, f"update = '{self.update}'", "it only applies to narrow weights without fp32 master weights"
+            )
+        if len([name for name in self.optimizer_states if name != "muon8"]) > 1:
+            raise _invalid_recipe(
+                self.name,
+                f"optimizer_states = {list(self.optimizer_states)}",
+                "an optimizer has one format for its state",
             )
         if self.arithmetic == "native" and self.compute in ("operands", "fixed"):
             raise _invalid_recipe(self.name, "arithmetic = 'native'", f"'{self.compute}' is emulated on every device")

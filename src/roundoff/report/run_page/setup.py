@@ -80,6 +80,7 @@ _SETTING_NAMES = {
     "master_weights": "master weights",
     "update": "rounding of updates",
     "activation_bits": "bits of saved activations",
+    "optimizer_states": "optimizer state",
     "device_profile": "emulated device",
 }
 """The settings that say most about a recipe, in words."""
@@ -132,7 +133,9 @@ def _settings(toml: str) -> dict[str, str]:
     scale = known.get("loss_scale", {})
     kind = scale.get("kind", "") if isinstance(scale, Mapping) else ""
     facts_by_name = {
-        words: _value(known[key]) for key, words in _SETTING_NAMES.items() if known.get(key) not in (None, "", 0, False)
+        words: _value(known[key])
+        for key, words in _SETTING_NAMES.items()
+        if known.get(key) not in (None, "", 0, False, [])
     }
     return {
         "recipe": str(known.get("name", "")),
