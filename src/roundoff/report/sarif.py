@@ -60,7 +60,8 @@ def to_sarif(run: Run, diagnosis: Diagnosis, *, root: Path) -> dict[str, JsonVal
 def fingerprints(findings: Iterable[Finding]) -> list[str]:
     """Return what identifies each finding from run to run: its code, its place in the model, and its file.
 
-    >>> same = [Finding(rule="overflow", severity="error", confidence=1, title="", why="", fix="", step=s) for s in (3, 9)]
+    >>> what = dict(rule="overflow", severity="error", confidence=1, title="", why="", fix="")
+    >>> same = [Finding(**what, step=3), Finding(**what, step=9)]
     >>> first, second = fingerprints(same)
     >>> first == fingerprints(same[1:])[0], second == f"{first}:2"
     (True, True)
