@@ -134,28 +134,32 @@ class _Places:
 
     def __init__(self, run: Run, root: Path) -> None:
         self._root = root.resolve()
-        self._script = next((word for word in run.info.command[1:] if word.endswith(".py")), None)
+        script = next((Path(word).absolute() for word in run.info.command if word.endswith(".py")), None)
+        self._folders = [self._root, *([] if script is None else list(script.parents)[:2])]
+        self._script = None if script is None else self._below_root(script)
 
     def of(self, finding: Finding, *, is_needed: bool = False) -> list[JsonValue]:
         """Return the place of a finding in a list; the top of the script if one `is_needed` and there is no other."""
         name, _, line = (finding.source or "").rpartition(":")
-        if not line.isdecimal() or name.startswith("<"):
-            name, line = (self._script or "") if is_needed else "", "1"
+        if line.isdecimal() and not name.startswith("<"):
+            uri: str | None = self._uri(name)
+        else:
+            uri, line = self._script if is_needed else None, "1"
         place: dict[str, JsonValue] = {}
-        if name:
+        if uri is not None:
             region: JsonValue = {"startLine": max(1, int(line))}
-            place["physicalLocation"] = {"artifactLocation": {"uri": self._uri(name)}, "region": region}
+            place["physicalLocation"] = {"artifactLocation": {"uri": uri}, "region": region}
         site = ".".join(part for part in (finding.site, finding.parameter) if part)
         if site and (place or is_needed):
             place["logicalLocations"] = [{"fullyQualifiedName": site, "kind": "member"}]
         return [place] if place else []
 
     def _uri(self, name: str) -> str:
-        """Return a path as a reference relative to the root: names in findings are shortened, see source_lines.py."""
-        path = Path(name.replace("\\", "/"))
-        script = Path(self._script or "").absolute()
-        for folder in (self._root, *list(script.parents)[:2]):
-            found = (folder / path).resolve()
-            if found.is_relative_to(self._root) and (found.is_file() or path.is_absolute()):
-                return quote(found.relative_to(self._root).as_posix())
-        return path.as_uri() if path.is_absolute() else quote(path.as_posix())
+        """Return a path as a reference relative to the root; names in findings are shortened (source_lines.py)."""
+        path = name.replace("\\", "/")
+        found = (self._below_root(folder / path) for folder in self._folders if (folder / path).is_file())
+        return next((uri for uri in found if uri is not None), quote(path.lstrip("/")))
+
+    def _below_root(self, path: Path) -> str | None:
+        path = path.resolve()
+        return quote(path.relative_to(self._root).as_posix()) if path.is_relative_to(self._root) else None
