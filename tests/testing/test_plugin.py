@@ -164,14 +164,16 @@ def test_attention():
     (q @ k.transpose(1, 2)).softmax(-1).sum().backward()
 """
 INEXACT = """
-def hilbert(n):
-    row = torch.arange(n)
-    return 1 / (row[:, None] + row + 1).float()
+@torch.library.custom_op("mine::tanh", mutates_args=())
+def tanh(x: torch.Tensor) -> torch.Tensor:
+    if x.dtype == torch.float64:
+        return torch.tanh(x)
+    return x * (27 + x * x) / (27 + 9 * x * x)  # a kernel that is too simple
 
 
 @pytest.mark.numerics(max_ulps=4)
-def test_inverse():
-    torch.linalg.inv(hilbert(8))
+def test_kernel():
+    tanh(torch.linspace(-3, 3, 99) * 2)
 """
 
 
@@ -183,13 +185,13 @@ def test_an_inexact_op_fails_with_its_name_place_and_error(run_test) -> None:
     result = run_test(INEXACT)
     result.assert_outcomes(failed=1)
     text = str(result.stdout)
-    line = TRAINING.count("\n") + INEXACT[: INEXACT.index("torch.linalg.inv")].count("\n") + 1
+    line = TRAINING.count("\n") + INEXACT[: INEXACT.index("tanh(torch.linspace")].count("\n") + 1
     assert re.search(r"1 of \d+ results of ops is further from fp64 than 4 ulp:", text)
-    assert re.search(rf"[\d.e+]+ ulp of float32 +aten\.linalg_inv_ex#0 +<loop> +forward +test_mine\.py:{line}\b", text)
+    assert re.search(rf"[\d.e+]+ ulp of float32 +mine\.tanh#0 +<loop> +forward +test_mine\.py:{line}\b", text)
 
 
 def test_only_the_chosen_ops_are_held_against_fp64(run_test) -> None:
-    text = INEXACT.replace("max_ulps=4", "max_ulps=4, ops='*reciprocal'")
+    text = INEXACT.replace("max_ulps=4", "max_ulps=4, ops='aten.mul'")
     run_test(text).assert_outcomes(passed=1)
 
 
@@ -200,7 +202,9 @@ def test_a_test_without_ops_fails(run_test) -> None:
 
 
 def test_a_failure_of_the_test_itself_goes_first(run_test) -> None:
-    result = run_test(INEXACT.replace("torch.linalg.inv(hilbert(8))", "assert torch.linalg.inv(hilbert(8)).sum() < 0"))
+    result = run_test(
+        INEXACT.replace("    tanh(torch", "    assert not tanh(torch").replace("99) * 2)", "99) * 2).any()")
+    )
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["E *assert*"])
     result.stdout.no_fnmatch_line("*further from fp64*")
@@ -251,6 +255,17 @@ def test_runs_that_differ_fail_with_the_comparison_and_keep_its_page(run_test, t
     result.stdout.fnmatch_lines(["E *RunsDiffer: *"])
     (page,) = tmp_path.glob("kept/*/comparison.html")
     assert page.read_text().startswith("<!doctype html")
+
+
+# -- with other plugins ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_workers_of_xdist_keep_runs_too(run_test, tmp_path: Path) -> None:
+    run_test(
+        POISONED + HEALTHY.replace("it_trains", "it_learns"), "-n", "1", "--roundoff-artifacts", "kept"
+    ).assert_outcomes(passed=1, failed=1)
+    assert [path.name for path in tmp_path.glob("kept/*/run-1/report.html")] == ["report.html"]
 
 
 # -- where the plugin is not used ------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.getgroup("roundoff").addoption(
         "--roundoff-artifacts",
         metavar="DIR",
-        type=Path,
         help="Keep the run folders of tests that fail, each with its page, in DIR.",
     )
 
@@ -68,13 +67,16 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, None]:
     from roundoff.testing.exact_ops import ExactOps
 
     exact, folder = ExactOps(**marker.kwargs), _runs_of(item).new_folder()
-    with exact.recording(folder):
-        outcome = yield
-    if outcome.excinfo is None:
-        try:
-            exact.check(folder)
-        except pytest.fail.Exception as failure:
-            outcome.force_exception(failure)
+    outcome = None
+    try:
+        with exact.recording(folder):
+            outcome = yield
+        exact.check(folder)
+    except (Exception, pytest.fail.Exception) as error:
+        if outcome is None:
+            raise
+        if outcome.excinfo is None:  # what the test itself raised goes first
+            outcome.force_exception(error)
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -82,28 +84,34 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     """Keep the runs of a test that failed, if the user asked for that, and delete those of all others."""
     outcome = yield
     report: pytest.TestReport = outcome.get_result()
-    same_run = sys.modules.get("roundoff.testing.same_run")
-    is_difference = (
-        same_run is not None and call.excinfo is not None and call.excinfo.errisinstance(same_run.RunsDiffer)
-    )
-    if _RUNS not in item.stash and not (report.failed and is_difference):
+    page = None if call.excinfo is None else _page_of_difference(call.excinfo.value)
+    if _RUNS not in item.stash and page is None:
         return
     runs = _runs_of(item)
     try:
         if report.failed:
             runs.has_failed = True
-            if is_difference and call.excinfo is not None:
-                runs.add_page("comparison.html", call.excinfo.value.report.page())
+            if page is not None:
+                runs.add_page("comparison.html", page())
             if runs.kept is not None:
                 report.sections.append(("roundoff", f"runs and pages: {runs.kept}"))
         if call.when == "teardown":
+            del item.stash[_RUNS]  # the test may be run again
             runs.close()
     except Exception as error:  # whatever it is, the tests go on
         report.sections.append(("roundoff", f"the runs could not be kept: {error}"))
 
 
+def _page_of_difference(error: BaseException) -> Callable[[], str] | None:
+    """Return what makes the page about two runs that differ, if that is the error; loads nothing."""
+    module = sys.modules.get("roundoff.testing.same_run")
+    return error.report.page if module is not None and isinstance(error, module.RunsDiffer) else None
+
+
 def _runs_of(item: pytest.Item) -> RunsOfTest:
     """Return the runs of a test, which may have none yet."""
     if _RUNS not in item.stash:
-        item.stash[_RUNS] = RunsOfTest(item.nodeid, kept_in=item.config.getoption("--roundoff-artifacts"))
+        given = item.config.getoption("--roundoff-artifacts")
+        kept_in = None if given is None else Path(item.config.invocation_params.dir, given)
+        item.stash[_RUNS] = RunsOfTest(item.nodeid, kept_in=kept_in)
     return item.stash[_RUNS]
