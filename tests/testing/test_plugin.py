@@ -105,7 +105,7 @@ def test_a_training_that_breaks_fails_with_the_verdict(run_test) -> None:
     result.stdout.fnmatch_lines(
         [
             "domain-error   <loop> / aten.div#0   step 7, forward *test_mine.py:*",
-            "  > * |             output = output / 0",
+            "  > * |     output = output / 0",
             "  fix *",
             "To keep the run and a page about it: pytest --roundoff-artifacts DIR",
         ]
@@ -139,7 +139,7 @@ def test_a_block_without_a_training_fails(run_test) -> None:
 def test_an_assertion_in_the_block_comes_with_the_verdict(run_test) -> None:
     result = run_test(POISONED.replace("train(poison=7)", "assert train(poison=7)[-1] < 1"))
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["E *AssertionError*", "E *step 7, forward*"])
+    result.stdout.fnmatch_lines(["E *assert nan < 1", "E *step 7, forward*"])
 
 
 def test_a_test_may_train_twice(run_test, tmp_path: Path) -> None:

@@ -112,11 +112,11 @@ def _result(finding: Finding, *, index: int, fingerprint: str, places: _Places) 
         "ruleIndex": index,
         "level": str(finding.severity),
         "message": {"text": message_of(finding)},
-        "locations": places.of(finding, is_needed=True),
+        "locations": [*places.of(finding, is_needed=True)],
         "partialFingerprints": {FINGERPRINT: fingerprint},
         "properties": facts,
     }
-    return result | ({"relatedLocations": related} if related else {})
+    return result | ({"relatedLocations": [*related]} if related else {})
 
 
 def _invocation(diagnosis: Diagnosis) -> JsonValue:
@@ -138,7 +138,7 @@ class _Places:
         self._folders = [self._root, *([] if script is None else list(script.parents)[:2])]
         self._script = None if script is None else self._below_root(script)
 
-    def of(self, finding: Finding, *, is_needed: bool = False) -> list[JsonValue]:
+    def of(self, finding: Finding, *, is_needed: bool = False) -> list[dict[str, JsonValue]]:
         """Return the place of a finding in a list; the top of the script if one `is_needed` and there is no other."""
         name, _, line = (finding.source or "").rpartition(":")
         if line.isdecimal() and not name.startswith("<"):
