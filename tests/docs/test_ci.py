@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 from roundoff.cli import command_line
 from roundoff.cli.project_defaults import read_project_defaults

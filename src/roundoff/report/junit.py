@@ -34,7 +34,8 @@ def to_junit(run: Run, diagnosis: Diagnosis) -> bytes:
     suite.attrib |= root.attrib | {"skipped": str(counts["skipped"]), "time": "0"}
     root.append(suite)
     indent(root)
-    return tostring(root, encoding="utf-8", xml_declaration=True) + b"\n"
+    xml: bytes = tostring(root, encoding="utf-8", xml_declaration=True)
+    return xml + b"\n"
 
 
 def _with_related(findings: Iterable[Finding]) -> Iterator[Finding]:

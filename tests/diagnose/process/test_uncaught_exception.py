@@ -125,7 +125,7 @@ def test_a_missing_module_is_to_be_installed(tmp_path: Path):
 
 def test_a_name_that_a_package_lacks_is_said_to_be(tmp_path: Path):
     def import_it() -> None:
-        from torch import nothing_of_this_name  # noqa: F401
+        from torch import nothing_of_this_name  # type: ignore[attr-defined]  # noqa: F401
 
     (finding,) = found_after(tmp_path / "run", caught(import_it))
     assert finding.fix == "correct the name, or install a version of the package that has it"
