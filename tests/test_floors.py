@@ -21,7 +21,7 @@ FLOORS = [
     {"diagnose"},
     {"report", "replay"},
     {"watch", "train", "serve"},
-    {"experiments"},
+    {"experiments", "testing"},
     {"cli"},
 ]
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

@@ -1,4 +1,7 @@
-"""roundoff trains neural networks at any numeric precision, and says why when it goes wrong."""
+"""roundoff trains neural networks at any numeric precision, and says why when it goes wrong.
+
+PYTEST_DONT_REWRITE: pytest wants to rewrite the packages of its plugins, and complains if one is already imported.
+"""
 
 from __future__ import annotations
 

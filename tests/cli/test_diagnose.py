@@ -64,6 +64,21 @@ def test_answers_a_machine_as_json(broken: str) -> None:
     assert answers["ranks that drift apart"] == ("nothing to look at", "the training ran on one rank")
 
 
+def test_writes_the_findings_for_code_hosts_and_ci_and_prints_them_too(broken: str, tmp_path: Path) -> None:
+    sarif, junit = tmp_path / "found.sarif", tmp_path / "found.xml"
+    result = invoke(broken, "--sarif", str(sarif), "--junit", str(junit))
+    assert (result.exit_code, result.stdout) == (1, invoke(broken).stdout)
+    results = json.loads(sarif.read_text())["runs"][0]["results"]
+    assert [(each["ruleId"], each["level"]) for each in results] == [("loss-nonfinite", "error")]
+    assert '<failure type="loss-nonfinite"' in junit.read_text()
+
+
+def test_a_file_that_cannot_be_written_is_named(broken: str, tmp_path: Path) -> None:
+    result = invoke(broken, "--junit", str(tmp_path / "nowhere/found.xml"))
+    assert result.exit_code == 2
+    assert f"'{tmp_path}/nowhere/found.xml' cannot be written." in result.stderr
+
+
 def test_exit_zero_lets_a_chain_go_on(broken: str) -> None:
     assert invoke(broken, "--exit-zero").exit_code == 0
 

@@ -38,6 +38,15 @@ def test_the_line_and_those_around_it_are_in_the_evidence_and_on_the_console(run
     ]
 
 
+@pytest.mark.usefixtures("run")
+def test_a_script_that_watches_itself_is_found_by_its_own_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    own = write_run(tmp_path / "own", command=(str(tmp_path / "train.py"), "--lr", "1"))
+    (found,) = quote_code(own, [finding("train.py:4")], is_at_hand=True)
+    assert found.evidence == ({"code": SCRIPT.splitlines()[2:], "from_line": 3},)
+
+
 def test_a_file_that_has_changed_since_the_run_began_is_not_quoted(run: Run) -> None:
     os.utime("train.py")
     os.utime("train.py", (2e10, 2e10))

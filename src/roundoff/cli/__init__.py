@@ -6,11 +6,13 @@ import difflib
 import importlib
 import sys
 from collections.abc import Mapping
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, NoReturn
 
 import click
 
+from roundoff.cli.project_defaults import read_project_defaults
 from roundoff.cli.terminal import exit_codes, show_plainly, silence_stdout_without_reader, without_torch
 from roundoff.words import join_words
 
@@ -62,6 +64,10 @@ _RUN_SCRIPTS = ("record", "run", "check-device", "invariant")
 """The user's script prints to the same stdout, so these commands leave its encoding alone."""
 
 
+_WITHOUT_DEFAULTS = ("demo",)
+"""A project's pyproject.toml does not change these: they show the same everywhere."""
+
+
 class LazyGroup(click.Group):
     """A click group that imports a command only when it is called, and ends as `exit_codes` says."""
 
@@ -77,11 +83,13 @@ class LazyGroup(click.Group):
         """Import and return a command, or None if there is none of that name."""
         if cmd_name not in self.table:
             return None
-        name = cmd_name.replace("-", "_")
-        command: click.Command = getattr(importlib.import_module(f"{__name__}.{name}"), f"{name}_command")
+        command = _load(cmd_name)
         if cmd_name in NEED_TORCH and find_spec("torch") is None:
             command.callback = _refuse_without_torch  # its --help still works
-        return command
+        if cmd_name in _WITHOUT_DEFAULTS or (defaults := read_project_defaults()) is None:
+            return command
+        defaults.check_names({name: partial(_load, name) for name in self.table if name not in _WITHOUT_DEFAULTS})
+        return defaults.apply(cmd_name, command, ctx)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the section of commands from the table alone."""
@@ -105,6 +113,12 @@ class LazyGroup(click.Group):
         """Run the command; an error that escapes it becomes a message and an exit code."""
         with exit_codes():
             return super().invoke(ctx)
+
+
+def _load(name: str) -> click.Command:
+    module = name.replace("-", "_")
+    command: click.Command = getattr(importlib.import_module(f"{__name__}.{module}"), f"{module}_command")
+    return command
 
 
 def _refuse_without_torch(**options: Any) -> NoReturn:

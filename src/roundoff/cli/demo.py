@@ -21,6 +21,7 @@ from pathlib import Path
 import click
 
 from roundoff.cli.options import PATH, json_option
+from roundoff.cli.project_defaults import VARIABLE as PROJECT_FILE_VARIABLE
 from roundoff.cli.terminal import can_draw, columns, echo
 from roundoff.errors import DemoError, UsageError
 from roundoff.progress import ProgressBar
@@ -221,7 +222,7 @@ def lines_of(process: subprocess.Popen[str], kept: list[str]) -> Iterator[str]:
 def _start(words: Sequence[str], folder: Path) -> subprocess.Popen[str]:
     # Two threads on two busy cores can be thirty times slower than one.
     environment = {"OMP_NUM_THREADS": "1", **os.environ, "COLUMNS": str(columns())}
-    environment |= {"PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8"}
+    environment |= {"PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8", PROJECT_FILE_VARIABLE: ""}
     return subprocess.Popen(
         [sys.executable, "-m", "roundoff", *words],
         cwd=folder,

@@ -11,11 +11,13 @@ import click
 
 from roundoff.cli.options import PATH, exit_zero_option, fills, json_option
 from roundoff.cli.terminal import ExitCode, columns, echo
+from roundoff.errors import UsageError
+from roundoff.files import write_output
 from roundoff.progress import waiting
 
 if TYPE_CHECKING:
     from roundoff.diagnose import Diagnosis
-    from roundoff.runs import JsonValue
+    from roundoff.runs import JsonValue, Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +27,8 @@ class DiagnoseOptions:
     path: Path
     against: Path | None
     explain: bool
+    sarif: Path | None
+    junit: Path | None
     as_json: bool
     exit_zero: bool
 
@@ -33,6 +37,8 @@ class DiagnoseOptions:
 @click.argument("path", metavar="RUN", type=PATH)
 @click.option("--against", metavar="REF", type=PATH, help="Also compare it with this run.")
 @click.option("--explain", is_flag=True, help="Also list what each rule answered: found, fine, or nothing to look at.")
+@click.option("--sarif", metavar="FILE", type=PATH, help="Also write the findings as SARIF 2.1.0, for code hosts.")
+@click.option("--junit", metavar="FILE", type=PATH, help="Also write what each rule answered as JUnit XML, for CI.")
 @json_option("Print the findings as JSON.")
 @exit_zero_option
 @fills(DiagnoseOptions)
@@ -50,6 +56,7 @@ def diagnose_command(options: DiagnoseOptions) -> None:
     reference = Run.open(options.against) if options.against is not None else None
     with waiting("diagnosing"):
         diagnosis = diagnose_and_save(run, reference=reference)
+    _write_files(run, diagnosis, options)
     if options.as_json:
         findings = [finding.to_object() for finding in diagnosis.findings]
         answers = [answer.to_object() for answer in diagnosis.answers]
@@ -67,6 +74,28 @@ def diagnose_command(options: DiagnoseOptions) -> None:
         if options.explain:
             echo(answers_text(diagnosis.answers))
     sys.exit(ExitCode.CLEAN if options.exit_zero else exit_code(diagnosis))
+
+
+def _write_files(run: Run, diagnosis: Diagnosis, options: DiagnoseOptions) -> None:
+    """Write the files that were requested, for other tools."""
+    from roundoff.report.junit import to_junit
+    from roundoff.report.sarif import to_sarif
+    from roundoff.runs import to_json
+
+    if options.sarif is not None:
+        sarif = to_json(to_sarif(run, diagnosis, root=Path.cwd()), indent=1)
+        _write(options.sarif, f"{sarif}\n".encode(), option="--sarif")
+    if options.junit is not None:
+        _write(options.junit, to_junit(run, diagnosis), option="--junit")
+
+
+def _write(path: Path, content: bytes, *, option: str) -> None:
+    try:
+        write_output(path, content)
+    except OSError as error:
+        raise UsageError.explain(
+            f"'{path}' cannot be written.", why=f"{error.strerror}.", fix=f"name another file: {option} FILE"
+        ) from error
 
 
 def exit_code(diagnosis: Diagnosis) -> ExitCode:

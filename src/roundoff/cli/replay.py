@@ -86,7 +86,7 @@ def find_saved_step(run: Run, *, step: int | None, rank: int | None) -> tuple[Ru
         raise ReplayError.explain(
             f"No step was saved in '{run.path}'.",
             why="`roundoff run` saves a step that has a non-finite value, a jump of the loss or an exception.",
-            fix="roundoff run SCRIPT, or roundoff diagnose RUN for what is there.",
+            fix=f"see what is there: roundoff diagnose {run.path}",
         )
     if step is not None and step not in steps:
         raise ReplayError.explain(

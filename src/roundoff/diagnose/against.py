@@ -145,8 +145,8 @@ def _later_divergence(comparison: RunComparison) -> Finding | None:
         why=f"from there on the loss is {format_short(stretch.candidate)}, that of the reference "
         f"{format_short(stretch.reference)}: more than the reference's own noise\nboth recorded {recorded}, where "
         "formats explain every difference",
-        fix="record the steps around it in both runs and compare again:  "
-        f"roundoff record --steps {max(0, step - 1)}-{step} SCRIPT",
+        fix=f"record the steps around it in both runs, with `roundoff record --steps {max(0, step - 1)}-{step}`, and "
+        "compare again",
         evidence=({"step": step, "reference": stretch.reference, "candidate": stretch.candidate},),
     )
 

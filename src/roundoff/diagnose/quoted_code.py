@@ -71,7 +71,7 @@ def _candidates(run: Run, name: str) -> Iterator[Path]:
     path = PurePosixPath(name)
     if path.suffix != ".py" or path.is_absolute() or ".." in path.parts:
         return
-    script = next((Path(word) for word in run.info.command[1:] if word.endswith(".py")), Path())
+    script = next((Path(word) for word in run.info.command if word.endswith(".py")), Path())
     folders = [Path.cwd(), *list(script.absolute().parents)[:2], *map(Path, site.getsitepackages())]
     for folder in dict.fromkeys(folders):
         if os.path.isfile(folder / path):

@@ -107,6 +107,27 @@ def finding_parts(finding: Finding) -> list[Part]:
     ]
 
 
+def finding_text(finding: Finding) -> str:
+    """Return a finding in full, as a console shows it."""
+    return to_text(finding_parts(finding))
+
+
+def message_of(finding: Finding) -> str:
+    """Return a finding as a few sentences, for where another tool shows its place.
+
+    >>> what = dict(title="fp16 bmm overflowed", why="its product exceeds 65504", fix="keep attn in fp32")
+    >>> message_of(Finding(rule="overflow", severity="error", confidence=1, site="attn", step=3, **what))
+    'fp16 bmm overflowed: its product exceeds 65504. Place: attn, step 3. Fix: keep attn in fp32.'
+    """
+    place = ", ".join(place_in_words(finding).split("   ")[1:])
+    said = [
+        f"{_begin_sentence(finding)}: {finding.why}",
+        *([f"Place: {place}"] if place else []),
+        f"Fix: {finding.fix}",
+    ]
+    return " ".join(map(_end_sentence, said))
+
+
 def code_of(finding: Finding) -> list[Code]:
     """Return the lines of code that a finding quotes, if it does."""
     for item in finding.evidence:

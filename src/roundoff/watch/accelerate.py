@@ -14,7 +14,7 @@ if not hasattr(GeneralTracker, "start"):
     raise UsageError.explain(
         "This tracker is for Hugging Face Accelerate 1.8 or newer.",
         why="older versions do not tell a tracker when the training starts.",
-        fix="pip install 'accelerate>=1.8', or run the script with: roundoff run SCRIPT",
+        fix="pip install 'accelerate>=1.8', or watch the script with `roundoff run`.",
     )
 
 

@@ -329,7 +329,9 @@ def exception_detail(
         half = _MAX_CHARACTERS // 2
         message = f"{message[:half]}\n...\n{message[-half:]}"
     frames = list(traceback.walk_tb(error.__traceback__))[::-1][:_MAX_FRAMES]
-    lines = (f'  File "{frame.f_code.co_filename}", line {line} in {frame.f_code.co_name}' for frame, line in frames)
+    lines = [f'  File "{frame.f_code.co_filename}", line {line} in {frame.f_code.co_name}' for frame, line in frames]
+    if isinstance(error, SyntaxError) and error.lineno and not (error.filename or "<").startswith("<"):
+        lines.insert(0, f'  File "{error.filename}", line {error.lineno} in <module>')  # no frame of it has run
     return ExceptionDetail(message=message, traceback=tuple(lines), causes=tuple(_causes(error)), site=site, when=when)
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from roundoff.diagnose import diagnose_and_save
+from roundoff.diagnose import Diagnosis, diagnose_and_save
 from roundoff.kernels.host_copies import HostCopies
 from roundoff.progress import announcing
 from roundoff.record.identity import IdentityDict
@@ -336,12 +336,17 @@ class Watch(LoopFollower):
 
     def diagnose(self) -> tuple[tuple[Finding, ...], str]:
         """Diagnose what was seen; return the findings, which go into findings.json, and the screen to print."""
+        diagnosis, screen = self.diagnose_fully()
+        return tuple(diagnosis.findings), screen
+
+    def diagnose_fully(self) -> tuple[Diagnosis, str]:
+        """Diagnose what was seen; return the findings with what each rule answered, and the screen to print."""
         run = Run.open(self.folder)
         with self.diagnosing():
             diagnosis = diagnose_and_save(run, gaps=self.gaps, code_is_at_hand=True)
         screen = verdict_text(run, diagnosis, watched=self.watched_text(), draws=False)
         complaints = [f"roundoff: {complaint}" for complaint in self.complaints]
-        return tuple(diagnosis.findings), "\n".join([*complaints, screen])
+        return diagnosis, "\n".join([*complaints, screen])
 
     @contextlib.contextmanager
     def diagnosing(self) -> Iterator[None]:

@@ -61,6 +61,19 @@ def watching(
         kept_batches=kept_batches,
         stores_data=stores_data,
     )
+    with watching_with(settings, model, optimizer, to=to) as watch:
+        yield watch
+
+
+@contextlib.contextmanager
+def watching_with(
+    settings: WatchSettings,
+    model: nn.Module | Sequence[nn.Module] | None = None,
+    optimizer: Optimizer | None = None,
+    *,
+    to: str | Path | None = None,
+) -> Iterator[Watch]:
+    """Watch the training inside the block, with all settings given; see `watching`."""
     guard = ProcessGuard()
     watch = start_watching(model, to=to if to is not None else next_folder, settings=settings, guard=guard)
     if optimizer is not None:

@@ -1,3 +1,4 @@
+import importlib
 import os
 import signal
 from pathlib import Path
@@ -94,6 +95,40 @@ def test_a_worker_that_crashed_is_named_with_its_signal(tmp_path: Path):
     error = caught(lambda: list(DataLoader(Crashing(), num_workers=1)))
     (finding,) = found_after(tmp_path / "run", error)
     assert finding.title == "a DataLoader worker is killed by signal: Segmentation fault"
+
+
+def test_a_syntax_error_is_at_its_own_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "broken_helper.py").write_text("x = 1\ndef f(:\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (finding,) = found_after(tmp_path / "run", caught(lambda: importlib.import_module("broken_helper")))
+    assert finding.source == "broken_helper.py:2"
+    assert finding.title == "SyntaxError: invalid syntax (broken_helper.py, line 2)"
+    assert finding.why == "Python cannot compile broken_helper.py:2, so nothing of it has run"
+    assert finding.fix == "correct that line"
+
+
+def test_a_syntax_error_in_text_that_is_evaluated_is_at_the_line_that_evaluates(tmp_path: Path):
+    (finding,) = found_after(tmp_path / "run", caught(lambda: eval("1 +")))
+    assert finding.why.startswith("raised in <lambda>, ")
+    assert finding.source is not None
+    assert "test_uncaught_exception.py" in finding.source
+
+
+def test_a_missing_module_is_to_be_installed(tmp_path: Path):
+    (finding,) = found_after(tmp_path / "run", caught(lambda: importlib.import_module("no_such_package.inner")))
+    assert finding.title == "ModuleNotFoundError: No module named 'no_such_package'"
+    assert "install the package that provides 'no_such_package'" in finding.fix
+    assert finding.source is not None
+    assert "test_uncaught_exception.py" in finding.source
+
+
+def test_a_name_that_a_package_lacks_is_said_to_be(tmp_path: Path):
+    def import_it() -> None:
+        from torch import nothing_of_this_name  # type: ignore[attr-defined]  # noqa: F401
+
+    (finding,) = found_after(tmp_path / "run", caught(import_it))
+    assert finding.fix == "correct the name, or install a version of the package that has it"
 
 
 def test_a_lack_of_host_memory_is_named_as_such(tmp_path: Path):

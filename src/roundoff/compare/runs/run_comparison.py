@@ -84,7 +84,7 @@ def compare_runs(
         raise CompareError.explain(
             "There is nothing to compare.",
             why=f"'{reference.path}' and '{candidate.path}' have no recorded step and no loss in common.",
-            fix="record both: roundoff run SCRIPT",
+            fix="watch both with `roundoff run`.",
         )
     unit = max(unit_of_run(reference), unit_of_run(candidate))
     rows: list[ComparedTensor] = []

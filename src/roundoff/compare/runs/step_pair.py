@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from roundoff.compare.runs.alignment import align
 from roundoff.compare.runs.event_distance import distances, finite_absmax
 from roundoff.errors import CompareError
-from roundoff.runs import Event, Run
+from roundoff.runs import Event, Run, script_words
 from roundoff.runs.records.event import NAMED, StepOp, ops_of
 
 GROWN = 4.0
@@ -126,7 +126,7 @@ def _norms(run: Run, step: int, rank: int, ops: Sequence[StepOp]) -> dict[str, f
         raise CompareError.explain(
             f"'{run.path}' contains nothing about step {step}.",
             why=f"its ops were recorded in steps {run.steps}, its parameters measured in {known}.",
-            fix=f"record it: roundoff record --steps {step} SCRIPT",
+            fix=f"record it: roundoff record --steps {step} {script_words(run.info)}",
         )
     return found
 

@@ -22,6 +22,8 @@ _NO_DEVICE_MEMORY = re.compile(
 )
 _LOST_ANOTHER = re.compile(r"gloo|nccl|c10d|connection|socket|peer|timed? ?out|broken pipe", re.I)
 _DEATHS = (*CRASH_SIGNALS, signal.SIGKILL)
+_SYNTAX_ERRORS = ("SyntaxError", "IndentationError", "TabError")
+_NO_MODULE = re.compile(r"No module named '([^']+)'")
 _REQUESTED_SIZE = re.compile(r"[Tt]ried to allocate ([\d.]+ ?\w+)")
 
 
@@ -114,6 +116,21 @@ def _describe_exception(anomaly: Anomaly, detail: ExceptionDetail, frames: Seque
         return FindingText(title="out of device memory", why=f"{_first_line(message)}; {where}", fix=_LESS_MEMORY)
     first = _first_line(message)
     title = f"{name}: {first}" if first else name
+    if name in _SYNTAX_ERRORS and frame is not None and "(<" not in message:  # not in a text that was evaluated
+        return FindingText(
+            title=title, why=f"Python cannot compile {frame.source}, so nothing of it has run", fix="correct that line"
+        )
+    if match := _NO_MODULE.search(message if name == "ModuleNotFoundError" else ""):
+        return FindingText(
+            title=title,
+            why=where,
+            fix=f"install the package that provides '{match[1]}' into the environment of this Python, or add the "
+            "folder that contains it to PYTHONPATH",
+        )
+    if name == "ImportError":
+        return FindingText(
+            title=title, why=where, fix="correct the name, or install a version of the package that has it"
+        )
     values = " with the values of this step" if detail.when == "in" else ""
     return FindingText(title=title, why=where, fix=f"look at that line{values}")
 

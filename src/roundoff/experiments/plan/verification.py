@@ -151,7 +151,7 @@ def _fp32_error(result: TrialResult) -> PlanError:
     return PlanError.explain(
         "The training also fails in fp32.",
         why=f"{why}{log}",
-        fix="find the cause first: roundoff run SCRIPT",
+        fix="find the cause first: watch the script with `roundoff run`.",
     )
 
 

@@ -25,7 +25,7 @@ from roundoff.diagnose.wording import format_of, largest_of
 from roundoff.report.markup import Html, join_html, tag
 from roundoff.report.parts import Cell, TableColumn, TableRow, percent, table
 from roundoff.report.run_page.section import ChosenStep, Section, choose_steps
-from roundoff.runs import JsonValue
+from roundoff.runs import JsonValue, script_words
 
 Kind = Literal["output", "gradient", "weight"]
 MAX_TENSORS = 1200
@@ -55,7 +55,8 @@ def exponents_section(view: RunView) -> Section | None:
     tensors, notes = exponent_rows(steps, num_bits=_fixed_bits(view))
     title = "Exponents"
     if not tensors:
-        words = "This run was recorded without histograms. To record them:  roundoff record --histograms SCRIPT"
+        command = f"roundoff record --histograms {script_words(view.run.info)}"
+        words = f"This run was recorded without histograms. To record them:  {command}"
         return Section(key="exponents", title=title, body=tag("p", words))
     ranked = sorted(range(len(tensors)), key=lambda place: tensors[place].badness, reverse=True)
     worst = ranked[:MAX_ROWS]

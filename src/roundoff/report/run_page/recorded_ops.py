@@ -17,7 +17,7 @@ from roundoff.diagnose.wording import FORMATS, largest_of
 from roundoff.formats import SmallFloat, format_named
 from roundoff.report.markup import Html, tag
 from roundoff.report.run_page.section import ChosenStep, Section, choose_steps, room_for
-from roundoff.runs import JsonValue, Rows
+from roundoff.runs import JsonValue, Rows, script_words
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
@@ -41,7 +41,8 @@ def steps_section(view: RunView) -> Section:
     """Show the steps that were recorded or replayed; say so where there is none."""
     steps, notes = choose_steps(view)
     if not steps:
-        words = "No step was recorded, so there are no ops to show. To record one:  roundoff record --steps 0 SCRIPT"
+        command = f"roundoff record --steps 0 {script_words(view.run.info)}"
+        words = f"No step was recorded, so there are no ops to show. To record one:  {command}"
         return Section(key="steps", title="Ops of a step", body=tag("p", words))
     found = step_rows(steps)
     return Section(

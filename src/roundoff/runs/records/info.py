@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -112,6 +113,21 @@ def read_info(folder: Path) -> RunInfo:
         return object_from(RunInfo, value)
     except ValueError as error:
         raise RunFolderError.explain(f"'{path}' cannot be read.", why=f"{error}.") from error
+
+
+def script_words(info: RunInfo) -> str:
+    """Return the script of a run with its arguments, to be typed after a command of ours; SCRIPT if it is not known.
+
+    >>> script_words(RunInfo(command=("python", "train.py", "--name", "my run")))
+    "train.py --name 'my run'"
+    >>> script_words(RunInfo(command=("train.py",))), script_words(RunInfo(command=("python", "-m", "mine.train")))
+    ('train.py', '-m mine.train')
+    >>> script_words(RunInfo(command=("/venv/site-packages/pytest/__main__.py",)))
+    'SCRIPT'
+    """
+    words = info.command[1:] if info.command[:1] == ("python",) else info.command
+    is_script = words and words[0].endswith(".py") and "-packages" not in words[0]
+    return shlex.join(words) if is_script or words[:1] == ("-m",) else "SCRIPT"
 
 
 def sketches_line_up(a: RunInfo, b: RunInfo) -> bool:
