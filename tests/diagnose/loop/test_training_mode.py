@@ -46,3 +46,10 @@ def test_eval_mode_from_the_start_or_of_a_frozen_part_or_within_a_step_is_silent
     assert found(tmp_path / "a", [[EVALUATING, BACKWARD]] * 4) == []
     assert found(tmp_path / "b", [[TRAINING, BACKWARD], *[[EVALUATING, BACKWARD]] * 3], optimizers=()) == []
     assert found(tmp_path / "c", [[TRAINING, BACKWARD], *[[EVALUATING, BACKWARD, TRAINING, BACKWARD]] * 3]) == []
+
+
+def test_an_evaluation_before_the_first_step_is_named_where_training_mode_was_wanted(tmp_path: Path) -> None:
+    steps = [[EVALUATING, BACKWARD]] * 3
+    (finding,) = found(tmp_path / "a", [[call("train"), call("eval"), EVALUATING, BACKWARD], *steps])
+    assert (finding.rule, finding.step) == ("eval-mode-training", 0)
+    assert found(tmp_path / "b", [[call("eval"), EVALUATING, BACKWARD], *steps]) == []

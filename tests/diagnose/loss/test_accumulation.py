@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 
@@ -57,6 +58,11 @@ def by_hand(model: nn.Module) -> None:
             parameter.grad = gradient
 
 
+def copies(model: nn.Module) -> None:
+    for replica in [model, *(copy.deepcopy(model) for _ in range(3))]:
+        batches(replica, number=1)
+
+
 def test_losses_that_are_not_divided_are_reported_with_their_number(tmp_path: Path) -> None:
     (finding,) = found(tmp_path, batches)
     assert (finding.rule, finding.step, finding.severity) == ("accumulation-not-averaged", 0, Severity.WARNING)
@@ -72,8 +78,9 @@ def test_losses_that_are_not_divided_are_reported_with_their_number(tmp_path: Pa
         one_batch,
         real_and_fake,
         by_hand,
+        copies,
     ],
-    ids=["divided", "one", "divided by hand", "one batch", "real and fake", "gradients by hand"],
+    ids=["divided", "one", "divided by hand", "one batch", "real and fake", "gradients by hand", "copies"],
 )
 def test_other_steps_are_silent(accumulate: Callable[[nn.Module], object], tmp_path: Path) -> None:
     assert found(tmp_path, accumulate) == []

@@ -92,9 +92,15 @@ def _is_trained(run: Run, rank: int, site: str) -> bool:
 
 
 def _was_evaluated_first(run: Run, rank: int, first: LoopStep) -> bool:
-    """Say whether the loop switched to eval mode and evaluated before it ever trained."""
+    """Say whether the loop evaluated before it ever trained: it switched from training mode, or computed a loss.
+
+    Otherwise it may train in eval mode on purpose.
+    """
     before = [call.call for call in first.calls]
     before = before[: before.index("backward")] if "backward" in before else before
+    modes = [call for call in before if call in ("train", "eval")]
+    if "train" in modes and modes[-1] == "eval":
+        return True
     metrics = run.metrics(rank=rank)
     return "eval" in before and "train" not in before and bool(metrics) and metrics[0].eval_loss is not None
 

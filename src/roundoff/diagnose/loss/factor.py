@@ -108,8 +108,10 @@ def _divides_gradients(run: Run, rank: int, step: int, number: int) -> bool:
 
 
 def _are_batches(parts: Sequence[Sequence[Event]]) -> bool:
-    """Say whether microbatches run the same ops on different inputs."""
+    """Say whether microbatches run the same ops of the same model on different inputs."""
     in_model = [[e for e in part if e.phase == "forward" and e.site != "<loop>"] for part in parts]
+    if len({frozenset(e.site for e in found) for found in in_model}) > 1:
+        return False  # copies of a model, each with its own batch
     ops = [[e.op_name for e in part if e.op.startswith("aten.")] for part in in_model]
     inputs = [[e.hash for e in part if e.op == "input" and e.num_elements > 1] for part in parts]
     firsts = {found[0] for found in inputs if found}
