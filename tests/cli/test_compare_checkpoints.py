@@ -81,7 +81,7 @@ def test_a_map_that_says_nothing_is_an_error(files: tuple[Path, Path], tmp_path:
     ("option", "value", "kinds"),
     [
         ("--step", "3", "runs"),
-        ("--rank", "0", "runs and steps"),
+        ("--rank", "0", "runs, steps and runs of a resumed training"),
         ("--pattern", "x", "curves"),
         ("--column", "x", "curves"),
     ],

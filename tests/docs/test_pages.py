@@ -72,7 +72,24 @@ models = [nn.Linear(8, 4), nn.Linear(8, 4)]
 optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in models]
 x, y = loader[0]
 """
-ENGINES = """
+SHARED_SCALE = """
+import torch
+from torch import nn
+
+class Scale(nn.Module):
+    def forward(self, x):
+        scale = x.detach().abs().max() / 7
+        return scale * (x / scale).round()
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 4), Scale(), nn.Linear(4, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model(torch.randn(6, 4) * torch.tensor([9.0, 1, 1, 1, 1, 1])[:, None]).square().mean().backward()
+optimizer.step()
+"""
+ENGINES = f"""
+from pathlib import Path
+Path("train.py").write_text({SHARED_SCALE!r})
 import numpy as np
 import torch
 from torch import nn

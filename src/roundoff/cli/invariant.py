@@ -132,7 +132,7 @@ def _text(options: InvariantOptions, found: _Found) -> str:
             by_op.setdefault(same, []).append(batch.name)
     if not by_op:
         return "\n".join(lines)
-    header = ("op", "result", "site", "line", "difference", "calls")
+    header = ("op", "result", "site", "line", "difference", "times")
     table = [
         (op.op, op.result, op.site, op.source or "-", f"{op.difference:.1e}", str(len(names)))
         for op, names in list(by_op.items())[: options.top]

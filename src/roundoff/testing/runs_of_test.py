@@ -8,6 +8,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from roundoff.files import write_output
+
 
 class RunsOfTest:
     """Gives a test its run folders.
@@ -45,7 +47,7 @@ class RunsOfTest:
         """Keep a page with the runs of a test that has failed."""
         if self._kept_in is not None:
             self._folder = self._folder or self._make_folder()
-            (self._folder / name).write_text(html, encoding="utf-8")
+            write_output(self._folder / name, html.encode())
 
     def close(self) -> None:
         """Delete the runs, or write a page about each if they are to be kept."""
@@ -91,4 +93,4 @@ def _write_page(folder: Path) -> None:
     from roundoff.report.run_page.document import run_page
     from roundoff.runs import Run
 
-    (folder / "report.html").write_text(run_page(view_run(Run.open(folder))).html, encoding="utf-8")
+    write_output(folder / "report.html", run_page(view_run(Run.open(folder))).html.encode())
