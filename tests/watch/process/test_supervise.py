@@ -130,3 +130,14 @@ def is_alive(process: int) -> bool:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_the_child_draws_the_random_numbers_that_a_start_up_file_has_seeded(tmp_path: Path):
+    (tmp_path / "sitecustomize.py").write_text("import random; random.seed(3)")
+    (tmp_path / "draws.py").write_text("import random; print(random.random())")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    bare, watched = (
+        subprocess.run([sys.executable, *words], capture_output=True, text=True, cwd=tmp_path, env=environment).stdout
+        for words in (["draws.py"], ["-m", "roundoff", "run", "draws.py"])
+    )
+    assert watched.splitlines()[0] == bare.strip()

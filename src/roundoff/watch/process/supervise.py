@@ -71,13 +71,21 @@ def supervise(
 
 
 def _fork() -> int | None:
-    """Fork with empty output buffers, which both processes would write otherwise; None if the system refuses."""
+    """Fork with empty output buffers, which both processes would write otherwise; None if the system refuses.
+
+    The child goes on with the random numbers of this process, which a start-up file may have seeded.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
+    drawing = sys.modules.get("random")
+    state = None if drawing is None else drawing.getstate()
     try:
-        return os.fork()
+        child = os.fork()
     except OSError:
         return None
+    if child == 0 and drawing is not None:
+        drawing.setstate(state)  # in a child, `random` has seeded itself anew
+    return child
 
 
 def _run_here(child_main: Callable[[ProcessGuard], int]) -> int:
