@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from roundoff.diagnose.data.labels import guessing, independent_labels
-from roundoff.runs import BatchFacts, CriterionCall, OverfitProbe, Run, Severity
+from roundoff.runs import BatchFacts, CriterionCall, OverfitProbe, ParameterFacts, Run, Severity
 from tests.diagnose.findings import only
 from tests.run_folders import labels, losses, tensor, write_run
 
@@ -46,6 +46,20 @@ def test_is_named_against_what_knowing_nothing_gives(
     finding = only(independent_labels, trained(tmp_path / "run", target, criterion, late=chance, tried=chance / 2))
     assert finding.rule == "labels-independent"
     assert finding.evidence[0]["chance"] == pytest.approx(chance)
+
+
+def test_frozen_layers_are_another_explanation(tmp_path: Path) -> None:
+    def weight(name: str, *, trains: bool) -> ParameterFacts:
+        return ParameterFacts(name=name, site=name, shape=(8, 8), dtype="float32", requires_grad=trains)
+
+    chance = math.log(4)
+    batches = [BatchFacts(step=step, targets=(FOUR,), criterion="cross_entropy") for step in range(20)]
+    contents = [batches, losses(*[chance] * 200), OverfitProbe(step=199, losses=(chance, 1.0, 0.5))]
+    parameters = [weight("0.weight", trains=False), weight("1.weight", trains=True)]
+    finding = only(independent_labels, write_run(tmp_path / "run", *contents, *parameters))
+    assert "frozen layers lose them" in finding.title
+    assert "1 of 2 parameters do not train" in finding.why
+    assert finding.confidence == 0.5
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,8 @@ _STAYED, _NEAR_BY_HAND = 0.9, 1.1
 most this many times as high."""
 _MIN_PER_CLASS = 10
 _SQUARES = ("mse_loss", "MSELoss")
+_FROZEN_SHARE = 0.05
+"""A model of which less is frozen is not hindered by that."""
 
 
 def _overfit_probe(run: Run) -> str | None:
@@ -82,21 +84,40 @@ def independent_labels(run: Run) -> Finding | None:
     for probe in run.probes(OverfitProbe):
         tried = [loss for loss in probe.losses if loss is not None]
         if _can_learn(tried, chance=chance, late=late) and len(losses) >= _TIMES_LONGER * len(tried):
+            frozen, doubt = _frozen_text(run), ""
+            if frozen:
+                doubt = (
+                    f". Or it is the frozen layers: {frozen}; if they were never trained, they may pass on too little"
+                )
             return error(
                 rule="labels-independent",
-                confidence=0.8,
+                confidence=0.5 if frozen else 0.8,
                 step=probe.step,
                 phase="forward",
-                title="the labels are unrelated to the inputs",
+                title="the labels are unrelated to the inputs" + (", or frozen layers lose them" if frozen else ""),
                 why=f"after {len(losses)} steps the loss is {format_short(late)}, and knowing only how often each "
                 f"label occurs gives {format_short(chance)}; on a single batch it falls from "
                 f"{format_short(tried[0])} to {format_short(min(tried))} within {len(tried)} steps, so the model and "
-                "the optimizer can learn",
-                fix="check some samples with their labels: two files sorted differently, inputs shuffled without their "
+                f"the optimizer can learn{doubt}",
+                fix=("load trained weights into the frozen layers, or let them train; " if frozen else "")
+                + "check some samples with their labels: two files sorted differently, inputs shuffled without their "
                 "labels, an index off by one",
                 evidence=({"chance": chance, "loss": late, "overfit": [*tried]},),
             )
     return None
+
+
+def _frozen_text(run: Run) -> str | None:
+    """Say how many parameters are frozen, where it is a good part of the model; otherwise return None."""
+    structures = run.structures(rank=run.ranks[0]) if run.ranks else ()
+    parameters = structures[-1].parameters if structures else ()
+    sizes = {is_trained: 0 for is_trained in (True, False)}
+    for parameter in parameters:
+        sizes[parameter.requires_grad] += math.prod(parameter.shape)
+    if sizes[False] < _FROZEN_SHARE * sum(sizes.values()) or not sizes[False]:
+        return None
+    num_frozen = sum(not parameter.requires_grad for parameter in parameters)
+    return f"{num_frozen} of {plural(len(parameters), 'parameter')} do not train"
 
 
 @rule(
