@@ -118,3 +118,35 @@ def test_a_model_of_numbers_has_no_tokens(tmp_path: Path) -> None:
         optimizer.zero_grad()
 
     assert token_flow(taped(tmp_path / "run", step).replayed_step()) is None
+
+
+class _Classifies(nn.Module):
+    """Says one thing about a row, at its first token, with a residual connection around the attention."""
+
+    def __init__(self, *, is_inverted: bool) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(12, 16, padding_idx=0)
+        self.places = nn.Parameter(torch.randn(9, 16))
+        self.layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(16, 3)
+        self.is_inverted = is_inverted
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.layer(self.embed(ids) + self.places, src_key_padding_mask=(ids == 0) ^ self.is_inverted)
+        scores: Tensor = self.head(x[:, :1])
+        return scores
+
+
+def test_an_inverted_mask_is_seen_where_a_row_has_one_score_at_its_first_token(tmp_path: Path) -> None:
+    ids = 2 + next_tokens()[0] % 10
+    ids[:, 0] = 1
+    ids[torch.arange(9)[None] >= torch.tensor([[4], [5], [8], [7], [6]])] = 0
+    targets = torch.tensor([[0], [1], [2], [1], [0]])
+    found = {
+        is_inverted: probe(tmp_path / f"{is_inverted}", _Classifies(is_inverted=is_inverted), ids, targets)
+        for is_inverted in (False, True)
+    }
+    assert {key: each and (each.sees_padding, each.sees_tokens) for key, each in found.items()} == {
+        False: (None, True),
+        True: (True, False),
+    }

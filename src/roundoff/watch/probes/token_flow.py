@@ -38,7 +38,7 @@ class _Experiment:
 
     def run(self) -> TokenFlowProbe | None:
         ids, is_next = self._ids, self._offset == 1
-        other = self._other_tokens()
+        other = self._other_tokens(ids)
         last_changed = ids.clone()
         last_changed[:, -1] = other[:, -1]
         first_changed, swapped = ids.clone(), ids.clone()
@@ -82,9 +82,9 @@ class _Experiment:
             return by_position.reshape(rows, length, -1)
         return None
 
-    def _other_tokens(self) -> Tensor:
-        """Return another token of the vocabulary at every place."""
-        known = self._ids.unique()
+    def _other_tokens(self, known: Tensor) -> Tensor:
+        """Return another one of some tokens at every place."""
+        known = known.unique()
         places = torch.searchsorted(known, self._ids)
         other: Tensor = known[(places + 1) % len(known)]
         return other
@@ -111,8 +111,9 @@ class _Experiment:
             return None, None
         first = mask & (mask.cumsum(1) == 1)
         # What a position says always depends on its own token, so one token is exchanged and the others are looked at.
-        tokens = first if self.plain.shape[1] > 1 else mask
-        other = self._other_tokens()
+        # A single score may be that of the first position.
+        tokens = first if self.plain.shape[1] > 1 else mask & ~first
+        other = self._other_tokens(self._ids[mask])  # none of them padding, which a model may hide by its id
         moved: list[bool] = []
         for places, seen_from in ((~mask, mask), (tokens, mask & ~first)):
             scores = self._scores(torch.where(places, other, self._ids))
