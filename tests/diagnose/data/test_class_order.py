@@ -30,6 +30,11 @@ def test_batches_in_the_order_of_their_classes_are_named(tmp_path: Path) -> None
     assert "11 of 12 observed batches have targets of one class only, 3 different ones in all" in finding.why
 
 
+def test_most_observed_batches_may_be_of_the_first_class(tmp_path: Path) -> None:
+    finding = only(classes_in_order, run_with(tmp_path / "run", [(0, 0)] * 20 + [(1, 1), (3, 3), (4, 4)], size=16))
+    assert "23 of 23 observed batches have targets of one class only, 4 different ones in all" in finding.why
+
+
 def test_mixed_batches_a_single_class_and_a_rare_one_are_fine(tmp_path: Path) -> None:
     assert classes_in_order(run_with(tmp_path / "mixed", [(0, 2)] * 12)) == []
     assert classes_in_order(run_with(tmp_path / "single", [(1, 1)] * 12)) == []

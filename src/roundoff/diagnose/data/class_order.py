@@ -16,6 +16,8 @@ _MIN_BATCHES = 8
 _MIN_PURE = 0.6
 """The share of batches with a single class: only those at the borders between two classes have more."""
 _MIN_SAMPLES = 4
+_MIN_OTHERS = 2
+"""So many batches of other classes than the most frequent one are no accident."""
 _MAX_CHANCE = 0.1
 """How often a shuffled batch may have a single class: one class may be nearly all there is."""
 
@@ -47,7 +49,13 @@ def classes_in_order(run: Run, rank: int) -> Finding | None:
         return None
     counts = Counter(value for _, value in pure)
     size = min(size for _, size, _ in batches[:_MIN_BATCHES])
-    chance = sum((count / len(pure)) ** size for count in counts.values())
+    chances = {value: (count / len(pure)) ** size for value, count in counts.items()}
+    chance = sum(chances.values())
+    if chance > _MAX_CHANCE:  # of the first steps more is observed, and all of them may be of the first class
+        frequent = counts.most_common(1)[0][0]
+        chance -= chances[frequent]
+        if len(pure) - counts[frequent] < _MIN_OTHERS:
+            return None
     if len(counts) < 2 or chance > _MAX_CHANCE:
         return None
     return _finding([value for _, value in pure], pure[0][0], len(batches), chance, rank)
