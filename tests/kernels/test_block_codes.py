@@ -79,6 +79,7 @@ def test_compiled_and_torch_give_the_same_bits(name: str, block: int):
     assert same_bits(unpacked(*compiled, codes_of, x.numel()), wanted)
 
 
+@pytest.mark.usefixtures("either_kernel")
 @every_map
 def test_a_block_with_a_bad_value_is_bad_and_no_other(name: str, block: int):
     codes_of = code_map(name, block=block)
