@@ -47,6 +47,8 @@ endif
 
 # Two OpenMP threads on a shared machine can be 30 times slower than one.
 export OMP_NUM_THREADS := 1
+# Without bytecode every process that a test starts compiles torch again, which takes as long as importing it.
+unexport PYTHONDONTWRITEBYTECODE
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 # MindSpore needs an older numpy than the rest, so it gets an environment of its own (3 GB).

@@ -1,4 +1,4 @@
-"""What tests of all rooms share: a script server, watches that begin fast, and files that pytest must not import."""
+"""What tests of all rooms share: which of them are slow, and a script server."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import errno
 import functools
 import gc
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,16 +15,51 @@ import pytest
 from tests.watch.script_server import ScriptServer
 
 _TESTS = Path(__file__).parent
-collect_ignore = [  # scripts that train: looking for doctests in them would run them
-    str(_TESTS / "watch" / "process" / "supervised.py"),
-    str(_TESTS / "device" / "registered.py"),
-    *(str(path) for path in (_TESTS / "experiments").rglob("planted_*.py")),
-    *(str(path) for path in (_TESTS / "watch" / "kinds").glob("*.py")),
-    *(str(path) for path in (_TESTS / "watch" / "ranks").glob("*.py")),
-    *(str(path) for path in (_TESTS / "flows" / "plans").glob("*.py")),
-    *(str(path) for path in (_TESTS / "compare" / "resume").glob("*.py") if not path.name.startswith("test_")),
-    *(str(path) for path in (_TESTS / "faults").rglob("*.py") if not path.name.startswith("test_")),
-]
+SLOW = (
+    "browser",
+    "device",
+    "docs",
+    "examples",
+    "experiments/engine",
+    "faults",
+    "flows",
+    "watch/process",
+    "watch/test_accelerate.py",
+    "watch/test_huggingface.py",
+    "watch/test_lightning.py",
+    "**/test_kinds*.py",
+    "**/test_planted_*.py",
+    "**/test_ranks.py",
+)
+"""Whole folders and files that train in other processes, open a browser or load another framework."""
+MAX_FAST_CASES = 20
+"""Of a test of a room with more parameters than this, only so many are fast, evenly spread."""
+
+
+def _is_slow(path: Path) -> bool:
+    return any(part.match(pattern) for part in (path, *path.parents) for pattern in SLOW)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not even import what `make test-fast` leaves out."""
+    return True if config.option.markexpr == "not slow" and _is_slow(collection_path.relative_to(_TESTS)) else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the slow ones as such, and most cases of tests that have many."""
+    cases: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if not item.path.is_relative_to(_TESTS):
+            continue
+        if _is_slow(item.path.relative_to(_TESTS)):
+            item.add_marker("slow")
+        elif item.path.parent != _TESTS:
+            cases[item.nodeid.partition("[")[0]].append(item)
+    for similar in cases.values():
+        for place, item in enumerate(similar):
+            if place and place * MAX_FAST_CASES // len(similar) == (place - 1) * MAX_FAST_CASES // len(similar):
+                item.add_marker("slow")
 
 
 @pytest.fixture(autouse=True)
