@@ -43,8 +43,7 @@ from roundoff.precision.recipe.named_recipes import known_recipes, recipe_named
 from roundoff.precision.recipe.toml import read_recipe, to_toml
 from roundoff.record.recording_block import recording
 from roundoff.replay.saved.export import export_repro
-from roundoff.replay.saved.saved_step import describe_saved_step, read_saved_tape
-from roundoff.replay.saved.state_names import StateNames
+from roundoff.replay.saved.saved_step import StateNames, describe_saved_step, read_saved_tape
 from roundoff.replay.saved.tape_reader import TapeReader, read_external_tensors
 from roundoff.runs import Run, list_runs, sampled_metrics
 from roundoff.watch.watching import watching

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from roundoff.cli import command_line
-from roundoff.experiments.engine.task import Task, TaskOutcome
+from roundoff.experiments.engine.process_pool import Task, TaskOutcome
 from roundoff.experiments.sweep import sweep_folder as run_sweep
 
 TINY = """

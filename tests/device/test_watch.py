@@ -16,7 +16,7 @@ from roundoff.diagnose import diagnose_run
 from roundoff.kernels.host_copies import read_now
 from roundoff.record.loop.sites import Sites
 from roundoff.runs import Run
-from roundoff.watch import device_measures, measures
+from roundoff.watch import measures
 from roundoff.watch.settings import WatchSettings
 from roundoff.watch.watching import start_watching, watching
 from tests.device.simulated_device import DeviceCounts, Execution, behaving, counting
@@ -197,8 +197,8 @@ def parameter(size: int, dtype: torch.dtype, device: str) -> nn.Parameter:
 def test_measuring_a_large_parameter_takes_twelve_kernels_and_twice_its_memory_at_most(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, num_pieces: int, execution: Execution
 ) -> None:
-    monkeypatch.setattr(device_measures, "_PIECE_BYTES", 2**18)
-    monkeypatch.setattr(device_measures, "_SMALL_BYTES", 0)
+    monkeypatch.setattr(measures, "_PIECE_BYTES", 2**18)
+    monkeypatch.setattr(measures, "_SMALL_BYTES", 0)
     numbers: dict[str, list[float]] = {}
     with behaving(execution=execution):
         for device in ("cpu", "sim"):

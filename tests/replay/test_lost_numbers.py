@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from roundoff.replay.forward_facts import forward_facts
 from roundoff.replay.lost_numbers import LostNumbersFinder
+from roundoff.replay.replayed_step import forward_facts
 from roundoff.runs import LostNumbers
 from roundoff.torch_private import FunctionMode
 from tests.replay.taped import taped

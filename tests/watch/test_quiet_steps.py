@@ -29,7 +29,7 @@ SOURCE = str(Path(roundoff.__file__).parent)
 @pytest.fixture
 def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     """Give a watch without a budget that tapes two steps."""
-    monkeypatch.setattr("roundoff.watch.watch._TAPED_STEPS", 2)
+    monkeypatch.setattr("roundoff.watch.budget._TAPED_STEPS", 2)
     monkeypatch.setattr("roundoff.watch.journal._STEPS_IN_FULL", 2)
     monkeypatch.setattr("roundoff.replay.snapshots._MAX_INTERVAL", 1)  # else a slow machine tapes more steps
     monkeypatch.setattr("roundoff.watch.budget._FREE_SECONDS_PER_STEP", 0.0)  # else a slow machine affords more
@@ -182,7 +182,7 @@ def test_the_last_taped_step_is_probed_where_the_last_of_all_was_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_function: bool, has_compiled: bool
 ) -> None:
     monkeypatch.setattr("roundoff.record.loop.observer.has_compiled", lambda: has_compiled)
-    monkeypatch.setattr("roundoff.watch.watch._TAPED_STEPS", 2)
+    monkeypatch.setattr("roundoff.watch.budget._TAPED_STEPS", 2)
     # Looking at the memory of the process lets go of all copies.
     monkeypatch.setattr("roundoff.watch.process.memory_growth.WARM_UP_STEPS", 10_000)
     settings = WatchSettings(recorded_steps=(), probe_seconds=20, full_steps=1, budget=0.0)
@@ -280,13 +280,13 @@ def test_no_more_steps_are_watched_in_full_than_the_start_allows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("roundoff.watch.budget._START_SECONDS", 0.0)
-    monkeypatch.setattr("roundoff.watch.watch._FIRST_SHARE", 0.0)
+    monkeypatch.setattr("roundoff.watch.budget._FIRST_SHARE", 0.0)
     watch = start_watching(to=tmp_path / "run", settings=WatchSettings(recorded_steps=(0, 1), probe_seconds=0))
     training = Training()
     with watch.running():
         for _ in range(6):
             training.step()
-        assert watch._full_steps == 4  # the two that are recorded, and what rules need
+        assert watch._schedule.full_steps == 4  # the two that are recorded, and what rules need
 
 
 def test_after_a_bad_loss_in_a_loop_without_optimizer_models_are_followed_again(watch: Watch) -> None:

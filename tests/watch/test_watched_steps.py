@@ -157,7 +157,7 @@ def test_a_forward_that_raises_is_a_step_that_has_begun(tmp_path: Path) -> None:
 
 def test_rules_have_the_facts_of_some_steps_whatever_they_cost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("roundoff.watch.budget._START_SECONDS", 0.0)
-    monkeypatch.setattr("roundoff.watch.watch._FIRST_SHARE", 0.0)
+    monkeypatch.setattr("roundoff.watch.budget._FIRST_SHARE", 0.0)
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     with start_watching(to=tmp_path / "run", settings=WatchSettings()).running():

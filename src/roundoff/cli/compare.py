@@ -86,7 +86,7 @@ class CompareOptions:
 
     def name_map(self) -> dict[str, str] | None:
         """Return the names of the two sides that `--map` pairs, or None without it."""
-        from roundoff.checkpoints.pair.name_map import read_name_map
+        from roundoff.checkpoints.pair.pairing import read_name_map
 
         return read_name_map(self.map) if self.map else None
 

@@ -29,7 +29,7 @@ def convert_command(
     TARGET is a .pth, .safetensors, .npz or MindSpore .ckpt file, with the names and layouts of that framework, or those
     of --like. The file is read back and checked before it replaces anything.
     """
-    from roundoff.checkpoints.pair.name_map import read_name_map
+    from roundoff.checkpoints.pair.pairing import read_name_map
     from roundoff.checkpoints.read.dispatch import read_checkpoint
     from roundoff.checkpoints.write.checkpoint_writer import TARGETS, Target, target_of, write_checkpoint
     from roundoff.checkpoints.write.conversion import plan_conversion

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from roundoff.diagnose import Diagnosis
     from roundoff.replay.investigator import OnAnomaly
     from roundoff.runs import Ending, JsonValue
-    from roundoff.watch.process.process_guard import ProcessGuard
+    from roundoff.watch.process.supervise import ProcessGuard
     from roundoff.watch.settings import WatchSettings
     from roundoff.watch.watch import Watch
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from roundoff.errors import RoundoffError, TrainError, first_line
+from roundoff.experiments.engine.process_pool import Task
 from roundoff.experiments.engine.scheduler import run_tasks
-from roundoff.experiments.engine.task import Task
 from roundoff.runs import JsonValue, Metrics
 from roundoff.train.config import TrainConfig
 from roundoff.train.launch import launch_ranks

@@ -1,11 +1,10 @@
 """Number formats, and rounding a tensor to a format."""
 
-from roundoff.formats.block import BlockFormat
+from roundoff.formats.block import BlockFormat, ScaledBlocks
 from roundoff.formats.fixed_point import FixedPoint
 from roundoff.formats.format import Format
 from roundoff.formats.registry import eps_of_dtype, format_named, known_formats
 from roundoff.formats.round_to import RoundingEffect, effect_of, round_to
-from roundoff.formats.scaled_blocks import ScaledBlocks
 from roundoff.formats.small_float import SmallFloat
 from roundoff.kernels.rounding_rules import Overflow, Rounding
 

@@ -7,10 +7,9 @@ import re
 from typing import Final
 
 from roundoff.errors import FormatError
-from roundoff.formats.block import BlockFormat
+from roundoff.formats.block import BlockFormat, ScaledBlocks
 from roundoff.formats.fixed_point import FixedPoint
 from roundoff.formats.format import Format
-from roundoff.formats.scaled_blocks import ScaledBlocks
 from roundoff.formats.small_float import SmallFloat
 
 # Overflow is that of torch 2.13's casts on the CPU; tests/formats/test_registry.py checks this.

@@ -30,9 +30,9 @@ from roundoff.precision.recipe.fixed_point_settings import TensorKind, TensorSet
 from roundoff.precision.recipe.named_recipes import find_recipe
 from roundoff.precision.recipe.recipe import Arithmetic, Recipe, Role, ScaleSettings, scale_settings
 from roundoff.precision.recipe.recipe_environment import apply_changes, recipe_in_environment, write_applied_recipe
-from roundoff.precision.recipe.roles import layers_with_roles
 from roundoff.precision.recipe.site_formats import (
     dtype_of,
+    layers_with_roles,
     names_an_op,
     override_sites,
     overrides_in_environment,

@@ -15,8 +15,8 @@ from roundoff.record.event_selection import EventFilter, EventSelection
 from roundoff.record.ops.interceptor import OpInterceptor, OpPlace
 from roundoff.record.ops.op_table import OpInfo, computed_tensors
 from roundoff.record.reference import Reference
-from roundoff.record.reference.error_tally import ErrorTally
 from roundoff.record.reference.exact_rerun import Piece, run_again, run_in_fp64
+from roundoff.record.reference.judge import ErrorTally
 from roundoff.record.reference.op_call import OpCall, Signature
 from roundoff.record.reference.output_scales import scales
 from roundoff.record.tensor_bytes import bytes_of

@@ -19,8 +19,8 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 
 from roundoff.errors import RunFolderError, ScriptError
-from roundoff.record.caller_frame import without_our_frames
 from roundoff.record.process_info import launch_name, rank, restart_count
+from roundoff.record.source_lines import without_our_frames
 from roundoff.runs import Run, next_free_name
 
 _MAX_WAIT_SECONDS = 60.0

@@ -12,15 +12,13 @@ from typing import Any, Literal, TypeAlias
 from roundoff.diagnose.nonfinite.origin import find_origin
 from roundoff.errors import RunFolderError
 from roundoff.progress import announcing
+from roundoff.record.accelerator import Generators
 from roundoff.record.event_selection import RecordingSettings
 from roundoff.record.loop.sites import Sites
 from roundoff.record.reference import OpJudge
 from roundoff.record.session import Recording
 from roundoff.record.source_lines import Sources
 from roundoff.replay.arguments import NotReplayable
-from roundoff.replay.device_memory import why_no_room
-from roundoff.replay.forward_facts import forward_facts
-from roundoff.replay.generators import Generators
 from roundoff.replay.op_catcher import OpCatcher
 from roundoff.replay.player import (
     ReplayOutcome,
@@ -31,9 +29,15 @@ from roundoff.replay.player import (
     state_before,
 )
 from roundoff.replay.rank_consensus import RankConsensus, RanksApart, ReplayRequests
-from roundoff.replay.replayed_step import ReplayedCodeRaised, ReplayedStep, perturb_parameters_, spike_probe
+from roundoff.replay.replayed_step import (
+    ReplayedCodeRaised,
+    ReplayedStep,
+    forward_facts,
+    perturb_parameters_,
+    spike_probe,
+)
 from roundoff.replay.saved.step_inputs import StepInputsWriter
-from roundoff.replay.snapshots import ReplayPath, Snapshots
+from roundoff.replay.snapshots import ReplayPath, Snapshots, why_no_room
 from roundoff.replay.state import Training
 from roundoff.replay.step_tape import StepTape, estimate_ops
 from roundoff.replay.what_if import try_changes

@@ -146,7 +146,7 @@ class LostNumbersFinder:
         if wide is not None and "out" not in kwargs:
             copies = [x.clone() if isinstance(x, Tensor) else x for x in wide]  # the call may write into them
             exact = function(*copies, **kwargs)
-            return _wrapped(name, wide, exact, result) if isinstance(exact, Tensor) else None
+            return _find_wrapped(name, wide, exact, result) if isinstance(exact, Tensor) else None
         if name in _CASTS and args and _is_plain(args[0]):
             return _lost_in_cast(name, args[0], result)
         if name in _COUNTS:
@@ -194,7 +194,7 @@ def _is_small_and_whole(x: Tensor) -> bool:
     return _is_plain(x) and not x.is_floating_point() and x.numel() <= _MAX_ELEMENTS
 
 
-def _wrapped(name: str, given: Sequence[Any], exact: Tensor, result: Tensor) -> LostNumbers | None:
+def _find_wrapped(name: str, given: Sequence[Any], exact: Tensor, result: Tensor) -> LostNumbers | None:
     """Compare a result of narrow integers with the one in int64."""
     if result.dtype not in _NARROW_INTEGERS or exact.shape != result.shape or exact.dtype is not torch.int64:
         return None
@@ -231,7 +231,7 @@ def _lost_in_cast(name: str, x: Tensor, result: Tensor) -> LostNumbers | None:
             return None  # the lowest byte may be what is wanted
         exact = _on_host(x).trunc()
         exact = torch.where(exact.isfinite() & (exact.abs() < 2**62), exact, 0.0).long()
-        return _wrapped(name, (exact,), exact, torch.where(x.isfinite(), result, 0).cpu())
+        return _find_wrapped(name, (exact,), exact, torch.where(x.isfinite(), result, 0).cpu())
     limit = _LARGEST_EXACT.get(result.dtype)
     if limit is None or (x.is_floating_point() and x.element_size() <= result.element_size()):
         return None
@@ -246,13 +246,13 @@ def _lost_in_cast(name: str, x: Tensor, result: Tensor) -> LostNumbers | None:
         counts, gaps = exact.diff(dim=axis), rounded.diff(dim=axis)
         if counts.numel() and bool((counts > 0).all()) and bool((gaps == 0).any()):
             later = [float(y.narrow(axis, 1, x.shape[axis] - 1)[gaps == 0][0]) for y in (exact, rounded)]
-            lost = _rounded(name, result, exact=later[0], got=later[1], num_lost=int((gaps == 0).sum()))
+            lost = _rounded_numbers(name, result, exact=later[0], got=later[1], num_lost=int((gaps == 0).sum()))
             return replace(lost, is_counter=True)
     wrong = exact != rounded
     if x.is_floating_point() or result.dtype is torch.float32 or not bool(wrong.any()):
         return None
     first, got = float(exact[wrong][0]), float(rounded[wrong][0])
-    return _rounded(name, result, exact=first, got=got, num_lost=int(wrong.sum()))
+    return _rounded_numbers(name, result, exact=first, got=got, num_lost=int(wrong.sum()))
 
 
 def _lost_count(name: str, result: Tensor) -> LostNumbers | None:
@@ -271,7 +271,7 @@ def _lost_count(name: str, result: Tensor) -> LostNumbers | None:
         if bool(repeats.any()):
             place = int(repeats.nonzero()[0]) + 1
             num_lost = int(repeats.sum())
-            lost = _rounded(name, result, exact=start + place, got=float(line[place]), num_lost=num_lost)
+            lost = _rounded_numbers(name, result, exact=start + place, got=float(line[place]), num_lost=num_lost)
             return replace(lost, num_elements=size, is_counter=True)
     return None
 
@@ -285,7 +285,7 @@ def _lost_angles(name: str, args: tuple[Any, ...]) -> LostNumbers | None:
     largest = float(sizes.max())
     if not limit <= largest < float("inf"):
         return None
-    lost = _rounded(name, x, exact=largest, got=largest, num_lost=int((sizes >= limit).sum()))
+    lost = _rounded_numbers(name, x, exact=largest, got=largest, num_lost=int((sizes >= limit).sum()))
     return replace(lost, is_angle=True)
 
 
@@ -294,7 +294,7 @@ def _on_host(x: Tensor) -> Tensor:
     return x.detach().cpu().double()
 
 
-def _rounded(name: str, result: Tensor, *, exact: float, got: float, num_lost: int) -> LostNumbers:
+def _rounded_numbers(name: str, result: Tensor, *, exact: float, got: float, num_lost: int) -> LostNumbers:
     return LostNumbers(
         step=0,
         kind="rounded",

@@ -8,21 +8,26 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from roundoff.precision.optimizer import RecipeOptimizer
-from roundoff.record.loop.sites import Sites
+from roundoff.record.loop.sites import LOOP, Sites
+from roundoff.record.source_lines import Sources
 from roundoff.replay.arguments import external_tensors_in
-from roundoff.replay.player import OutOfTime, Player, discarding_output, state_before
+from roundoff.replay.criterion_calls import CriterionWatcher
+from roundoff.replay.loss_terms import LossTermWatcher
+from roundoff.replay.lost_numbers import LostNumbersFinder, lost_in_tensor
+from roundoff.replay.player import OutOfTime, Player, discarding_output, replay_sources, state_before
 from roundoff.replay.python_state import own_attributes
 from roundoff.replay.snapshots import Snapshot
 from roundoff.replay.state import Training, parameters_of
 from roundoff.replay.step_tape import BackwardEntry, ModelEntry, StepTape, flatten_entries
-from roundoff.runs import SpikeProbe
-from roundoff.torch_private import local_tensor, seen_as_in_training
+from roundoff.runs import CriterionCall, LossTermsProbe, LostNumbers, SpikeProbe
+from roundoff.torch_private import FunctionMode, calls_of_modules, hidden_from_modes, local_tensor, seen_as_in_training
 
 _MAX_CHANGED = 8
 
@@ -254,3 +259,68 @@ def _move_(parameter: Tensor) -> None:
     generator = torch.Generator().manual_seed(values.numel())
     signs = torch.randint(0, 2, values.shape, generator=generator) * 2 - 1
     values.mul_(1 + signs.to(device=values.device, dtype=values.dtype) * torch.finfo(values.dtype).eps)
+
+
+_MAX_LOSSES = 4
+
+
+def forward_facts(step: ReplayedStep) -> list[CriterionCall | LossTermsProbe | LostNumbers]:
+    """Play the forward of a step; describe calls of loss functions, terms of the losses, and lost whole numbers."""
+    sources = replay_sources()
+    criteria, terms = CriterionWatcher(step.tape, sources), LossTermWatcher(step=step.tape.step, sources=sources)
+    numbers = _LostNumbersWatcher(step.sites, sources)
+    with step.in_state():
+        with criteria, terms, numbers:
+            player = step.play(forward_only=True, sources=sources)
+        counters = list(_held_counters(step))
+        held = {id(p) for optimizer in step.training.optimizers for p in parameters_of(optimizer)}
+        held |= {id(p) for optimizer in step.training.recipes() for p, _ in optimizer.stand_ins}
+        of_models = [set(map(id, model.parameters())) for model in step.training.models]
+        others = {number for numbers in of_models if numbers.isdisjoint(held) for number in numbers}
+        roots = [root for root in player.roots if type(root) is Tensor and root.numel() == 1][:_MAX_LOSSES]
+        sums = [terms.terms_of(root, held=held, others=others) for root in roots]
+    for failure in (criteria.failure, terms.failure, numbers.finder.failure):
+        if failure is not None:
+            raise failure
+    lost = [replace(each, step=step.tape.step) for each in (*numbers.finder.take(), *counters)]
+    return [*criteria.found, *sums, *lost]
+
+
+class _LostNumbersWatcher(FunctionMode):
+    """Looks at each torch function in its block."""
+
+    def __init__(self, sites: Sites, sources: Sources) -> None:
+        super().__init__()
+        self.finder = LostNumbersFinder(waits=True)
+        self._sites = sites
+        self._sources = sources
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        """Make the call, and look at it before and after."""
+        name, named = getattr(func, "__name__", ""), kwargs or {}
+        if not self.finder.wants(name):
+            return func(*args, **named)
+        wide = self.finder.before(name, args)
+        result = func(*args, **named)
+        self.finder.after(func, args, named, result, wide, self._place)
+        return result
+
+    def _place(self) -> tuple[str, str | None]:
+        module, place = next(calls_of_modules(), None), self._sources.here()
+        site = LOOP if module is None else self._sites.names[self._sites.of_module(module, 0)]
+        return site, self._sources.lines[place] if place >= 0 else None
+
+
+def _held_counters(step: ReplayedStep) -> Iterator[LostNumbers]:
+    """Yield the counters that modules hold as buffers, and that come from outside, in a format that rounds them."""
+    with hidden_from_modes(), torch.no_grad():
+        for module in step.training.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                lost = lost_in_tensor(buffer, "buffer")
+                if lost is not None:
+                    site = step.sites.names[step.sites.of_module(module, 0)]
+                    yield replace(lost, site=site, function=f"buffer {name}")
+        for external in step.tape.external:
+            lost = lost_in_tensor(external.copy, "input")
+            if lost is not None:
+                yield lost

@@ -15,9 +15,9 @@ from torch.optim import Optimizer
 from roundoff.kernels.host_copies import HostCopy, can_be_copied, stage
 from roundoff.precision.applied_recipe import StepMemory
 from roundoff.precision.optimizer import RecipeOptimizer
+from roundoff.record.accelerator import Generators
 from roundoff.record.identity import IdentitySet, live_instances
 from roundoff.record.loop.follower import is_in_training
-from roundoff.replay.generators import Generators
 from roundoff.replay.python_state import (
     ModuleAttributes,
     Undo,

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from roundoff.record.accelerator import torch_generators
-from roundoff.record.caller_frame import call_from, frame_that_called
 from roundoff.record.loop.follower import is_in_training
 from roundoff.record.loop.sites import LOOP
-from roundoff.record.source_lines import is_users_file, shown_path
+from roundoff.record.source_lines import call_from, frame_that_called, is_users_file, shown_path
 from roundoff.replay.arguments import ArgumentNotes, Live, NotReplayable, Result, adopt_state, references, tensors_of
 from roundoff.replay.lost_numbers import LostNumbersFinder
 from roundoff.replay.step_tape import (

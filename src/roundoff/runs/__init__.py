@@ -17,8 +17,7 @@ from roundoff.runs.files.folder import (
 )
 from roundoff.runs.files.plain_json import JsonValue, object_of, to_json
 from roundoff.runs.files.schema import EVENTS, HASHES, HISTOGRAM_LENGTH, PARAMETERS, SKETCH_LENGTH, TABLES
-from roundoff.runs.files.tensor_file import TensorFile
-from roundoff.runs.files.tensor_writer import TensorWriter
+from roundoff.runs.files.tensor_file import TensorFile, TensorWriter
 from roundoff.runs.flight import Flight, FlightRecord, FlightRecorder, read_flight, read_heartbeat
 from roundoff.runs.listing import RunSummary, UnreadableRun, list_runs, sampled_metrics
 from roundoff.runs.reader import CachedRun, Run
@@ -42,9 +41,19 @@ from roundoff.runs.records.call import (
     call_detail,
 )
 from roundoff.runs.records.event import Event, EventKey, shape_from_text, shape_to_text
-from roundoff.runs.records.failure import Failure, Gap, append_gap, failures_line
-from roundoff.runs.records.finding import RULE_FAILED, Answer, Finding, RuleAnswer, Severity, order_findings
-from roundoff.runs.records.info import Ending, RunInfo, script_words, sketches_line_up
+from roundoff.runs.records.finding import (
+    RULE_FAILED,
+    Answer,
+    Failure,
+    Finding,
+    Gap,
+    RuleAnswer,
+    Severity,
+    append_gap,
+    failures_line,
+    order_findings,
+)
+from roundoff.runs.records.info import Ending, Origin, ReplayInfo, RunInfo, script_words, sketches_line_up
 from roundoff.runs.records.metrics import (
     Anomaly,
     AnomalyDetail,
@@ -84,7 +93,6 @@ from roundoff.runs.records.probe import (
     WideProbe,
     ZeroShares,
 )
-from roundoff.runs.records.replay_info import Origin, ReplayInfo
 from roundoff.runs.records.training_facts import (
     BatchFacts,
     CriterionCall,

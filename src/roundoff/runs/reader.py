@@ -22,12 +22,10 @@ from roundoff.runs.flight import Flight, read_flight
 from roundoff.runs.record_kinds import LinesKind, ObjectKind
 from roundoff.runs.records.call import Call
 from roundoff.runs.records.event import Event, events_of
-from roundoff.runs.records.failure import Failure, Gap
-from roundoff.runs.records.finding import Finding, RuleAnswer
-from roundoff.runs.records.info import Ending, RunInfo, read_info
+from roundoff.runs.records.finding import Failure, Finding, Gap, RuleAnswer
+from roundoff.runs.records.info import Ending, Origin, ReplayInfo, RunInfo, read_info
 from roundoff.runs.records.metrics import Anomaly, MemoryLook, Metrics
 from roundoff.runs.records.probe import P, Probe
-from roundoff.runs.records.replay_info import Origin, ReplayInfo
 from roundoff.runs.records.training_facts import BatchFacts, CriterionCall, LostNumbers, StateFacts, Structure
 
 T = TypeVar("T")

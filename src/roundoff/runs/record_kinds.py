@@ -14,11 +14,10 @@ from roundoff.runs.files.folder import FileName
 from roundoff.runs.files.lines import read_lines
 from roundoff.runs.files.plain_json import JsonValue, object_from, read_json_object
 from roundoff.runs.records.call import Call
-from roundoff.runs.records.failure import Failure, Gap
-from roundoff.runs.records.info import Ending
+from roundoff.runs.records.finding import Failure, Gap
+from roundoff.runs.records.info import Ending, Origin, ReplayInfo
 from roundoff.runs.records.metrics import Anomaly, MemoryLook, Metrics
 from roundoff.runs.records.probe import PROBE_TYPES, Probe, probe_from
-from roundoff.runs.records.replay_info import Origin, ReplayInfo
 from roundoff.runs.records.training_facts import BatchFacts, CriterionCall, LostNumbers, StateFacts, Structure
 
 R = TypeVar("R")

@@ -20,9 +20,9 @@ from roundoff.runs.files.lines import append_lines
 from roundoff.runs.files.plain_json import JsonValue, object_of, to_json
 from roundoff.runs.files.schema import EVENTS, HASHES, PARAMETERS
 from roundoff.runs.files.table_parts import PartWriter
-from roundoff.runs.files.tensor_writer import TensorWriter
+from roundoff.runs.files.tensor_file import TensorWriter
 from roundoff.runs.record_kinds import KIND_OF, LinesKind, Record
-from roundoff.runs.records.failure import Gap, append_gap
+from roundoff.runs.records.finding import Gap, append_gap
 from roundoff.runs.records.info import RunInfo, Status, write_info
 
 

@@ -17,8 +17,7 @@ from torch import Tensor
 from roundoff.errors import SwitchError, first_line
 from roundoff.record.ops.op_table import OpInfo, written_arguments
 from roundoff.record.reference.convolution import can_convolve, convolve
-from roundoff.record.reference.exact_rerun import with_floats_as
-from roundoff.record.reference.lstm import can_unroll, unroll
+from roundoff.record.reference.exact_rerun import can_unroll, unroll, with_floats_as
 from roundoff.record.reference.op_call import OpCall, list_tensors
 from roundoff.torch_private import aten_op, decomposition_of, one_by_one
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 from roundoff.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from roundoff.testing.healthy_training import HealthyTraining as HealthyTraining
-    from roundoff.testing.same_run import RunsDiffer as RunsDiffer
-    from roundoff.testing.same_run import assert_same_run as assert_same_run
+    from roundoff.testing.assertions import HealthyTraining as HealthyTraining
+    from roundoff.testing.assertions import RunsDiffer as RunsDiffer
+    from roundoff.testing.assertions import assert_same_run as assert_same_run
 
 _HOMES = {
-    "HealthyTraining": "roundoff.testing.healthy_training",
-    "RunsDiffer": "roundoff.testing.same_run",
-    "assert_same_run": "roundoff.testing.same_run",
+    "HealthyTraining": "roundoff.testing.assertions",
+    "RunsDiffer": "roundoff.testing.assertions",
+    "assert_same_run": "roundoff.testing.assertions",
 }
 
 __all__ = list(_HOMES)

@@ -9,12 +9,12 @@ from roundoff.train.digits import load_digits, train_test
 
 if TYPE_CHECKING:
     from roundoff.train.config import TrainConfig as TrainConfig
-    from roundoff.train.result import TrainResult as TrainResult
+    from roundoff.train.run_log import TrainResult as TrainResult
     from roundoff.train.trainer import train as train
 
 _HOMES = {
     "TrainConfig": "roundoff.train.config",
-    "TrainResult": "roundoff.train.result",
+    "TrainResult": "roundoff.train.run_log",
     "train": "roundoff.train.trainer",
 }
 

@@ -1,10 +1,11 @@
-"""What a training writes and shows while it runs: the run folder, TensorBoard, and lines on the terminal."""
+"""What a training returns, writes and shows: its result, the run folder, TensorBoard, and lines on the terminal."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -13,10 +14,88 @@ from torch import nn
 from roundoff.progress import ProgressBar
 from roundoff.record.process_info import describe_process
 from roundoff.report.tensorboard import TensorBoard, weights_and_gradients
-from roundoff.runs import Call, CallDetail, CallKind, Metrics, ModeDetail, RunWriter, SaveDetail, next_free_name
+from roundoff.runs import (
+    Call,
+    CallDetail,
+    CallKind,
+    JsonValue,
+    Metrics,
+    ModeDetail,
+    RunWriter,
+    SaveDetail,
+    next_free_name,
+)
 from roundoff.train.config import TrainConfig
-from roundoff.train.objective import Score
+from roundoff.train.optimization import Score
 from roundoff.train.ranks import Ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainResult:
+    """The result of a training, over all ranks."""
+
+    top1: float
+    """Accuracy on the evaluation data, from 0 to 1."""
+    top5: float
+    """Share of samples whose target was among the five most likely."""
+    eval_loss: float
+    perplexity: float | None
+    """For text, e to the power of `eval_loss`; None for images."""
+    losses: tuple[float, ...]
+    """The loss of every step of this run, averaged over the ranks."""
+    scores: tuple[Score, ...]
+    """The evaluation after every epoch."""
+    first_step: int
+    """0, or the step at which the training was resumed."""
+    first_nonfinite_step: int | None
+    """The first step whose loss was NaN or infinite."""
+    num_nonfinite: int
+    num_skipped: int
+    """Steps that loss scaling skipped."""
+    num_unreadable: int
+    """How often an image could not be read."""
+    seconds: float
+    """Time spent training, without evaluation."""
+    samples_per_second: float
+    saved_activation_bytes: int | None
+    """The size of the activations that one step saved, if the recipe compresses them."""
+    folder: Path | None
+    """The run folder."""
+    notes: tuple[str, ...]
+    """Remarks that matter for reading the numbers."""
+
+    @property
+    def num_steps(self) -> int:
+        """The number of steps of this run."""
+        return len(self.losses)
+
+    @property
+    def ended_nonfinite(self) -> bool:
+        """Whether the last loss or the evaluation is NaN or infinite."""
+        last = self.losses[-1] if self.losses else 0.0
+        return not (math.isfinite(last) and math.isfinite(self.eval_loss))
+
+    def to_object(self) -> dict[str, JsonValue]:
+        """Return everything but the loss of each step as JSON values."""
+        return {
+            "top1": self.top1,
+            "top5": self.top5,
+            "eval_loss": self.eval_loss,
+            "perplexity": self.perplexity,
+            "final_loss": self.losses[-1] if self.losses else None,
+            "first_step": self.first_step,
+            "steps": self.num_steps,
+            "first_nonfinite_step": self.first_nonfinite_step,
+            "nonfinite": self.num_nonfinite,
+            "skipped": self.num_skipped,
+            "unreadable": self.num_unreadable,
+            "ended_nonfinite": self.ended_nonfinite,
+            "seconds": self.seconds,
+            "samples_per_second": self.samples_per_second,
+            "saved_activation_bytes": self.saved_activation_bytes,
+            "run": None if self.folder is None else str(self.folder),
+            "notes": list(self.notes),
+        }
 
 
 class EpochLines(ProgressBar):

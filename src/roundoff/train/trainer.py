@@ -24,14 +24,30 @@ from roundoff.runs import Metrics
 from roundoff.train.config import TrainConfig
 from roundoff.train.data import Batch, EvalSampler, TrainSampler, load_data, loader_of
 from roundoff.train.data.batch_loading import seed_from
-from roundoff.train.distributed_model import gather_shards, shard, sharded_for, sharded_like, with_synced_batch_norm
 from roundoff.train.launch import launch_ranks
 from roundoff.train.models import build_model
-from roundoff.train.objective import Score, loss_of, num_targets, score_from, tally
-from roundoff.train.optimization import WeightAverage, build_optimizer, lr_at
-from roundoff.train.ranks import RankPlace, Ranks, joined_ranks, place_here
-from roundoff.train.result import TrainResult
-from roundoff.train.run_log import EpochLines, RunLog
+from roundoff.train.optimization import (
+    Score,
+    WeightAverage,
+    build_optimizer,
+    loss_of,
+    lr_at,
+    num_targets,
+    score_from,
+    tally,
+)
+from roundoff.train.ranks import (
+    RankPlace,
+    Ranks,
+    gather_shards,
+    joined_ranks,
+    place_here,
+    shard,
+    sharded_for,
+    sharded_like,
+    with_synced_batch_norm,
+)
+from roundoff.train.run_log import EpochLines, RunLog, TrainResult
 from roundoff.train.trainer_state import NAME, TrainerState, random_state, restore_random_state, seed_everything
 
 OnStep = Callable[[Metrics], None]

@@ -1,8 +1,15 @@
-"""What the watch may cost, and what it has cost: all of it, whatever it was for."""
+"""What the watch may cost and has cost, and how closely each step is watched for that: in full, taped, or quietly."""
 
 from __future__ import annotations
 
 import time
+
+import torch
+
+from roundoff.replay.rank_consensus import num_ranks
+from roundoff.replay.snapshots import Snapshots
+from roundoff.replay.state import Training
+from roundoff.watch.settings import WatchSettings
 
 _FREE_SECONDS_PER_STEP = 60e-6
 """A step so short that two empty hooks cost more than its share may still be watched for this long."""
@@ -10,6 +17,31 @@ _START_SECONDS = 1.5
 """So much the steps that are watched in full may cost, whatever they take themselves."""
 _TAPING_CREDIT_SECONDS = 1.5
 """Taping may take this long once beyond the share: of short trainings, every step can be replayed."""
+
+_MIN_FULL_STEPS = 4
+"""Rules need the facts of this many steps, whatever they cost: for example, gradients carried over twice."""
+_FIRST_SHARE = 0.7
+"""Steps are watched in full until that has cost this share of what they took themselves, or as much as a start may."""
+_FIRST_NUMBERS = 300_000_000
+"""Fewer steps of a large model are watched in full: as many as have this many parameters together."""
+_TAPED_STEPS = 200
+"""This many first steps are taped, as long as that costs little."""
+_EARLY_SHARE = 0.05
+"""Little is this share of what the training took so far."""
+_TAPING_PART = 0.75
+"""The part of the budget that snapshots and taping may take."""
+_ALERT_STEPS = 200
+"""After an anomaly, this many steps are taped whatever it costs."""
+_PHASE_STEPS, _MAX_PHASES = 20, 4
+"""This many steps are taped whatever it costs when a model joins after the start, and this often."""
+_QUIET_STEPS = 16
+"""After this many steps with few checks, the budget is checked again for more."""
+_STEPS_BETWEEN_TAPED = 256
+"""From the first of the quiet steps of several ranks that are taped again to the next."""
+_MODULE_SECONDS = 8e-6
+"""What following one more module costs, about."""
+_INNER_SHARE = 0.005
+"""Modules inside others are followed, for the sake of reports of crashes and hangs, if that costs less than this."""
 
 START = "start"
 TAPING = "taping"
@@ -170,3 +202,78 @@ class TimeBudget:
         allowed = max(self._share * self.training_seconds, _FREE_SECONDS_PER_STEP * self._num_steps)
         more = on_task - self._of_task.get(task, 0.0) + (credit if task == TAPING else 0.0)
         return on_task <= part * allowed and self._spent - credit + more <= allowed
+
+
+class StepSchedule:
+    """Decides how closely each step is watched: the first ones in full, later ones taped within the budget, or quietly.
+
+    Several ranks can only replay what all of them have taped, so there the number of the step decides, not its cost.
+    """
+
+    def __init__(self, settings: WatchSettings, budget: TimeBudget) -> None:
+        self._settings = settings
+        self._budget = budget
+        self.full_steps = settings.full_steps
+        """The first step that is not watched in full."""
+        self.quiet_until = 0
+        """The first step at which more than in quiet steps may be done again."""
+        self.follows_inner = True
+        """Whether modules inside others are followed in steps that are taped."""
+        self.taped_step_seconds = 0.0
+        """What the last step that was taped has cost."""
+        self._alert = range(0)
+        self._num_phases = 0
+
+    def ends_full_steps(self, num_steps: int, *, is_taped: bool, training: Training) -> bool:
+        """Say whether this was the last step to be watched in full: enough of them were, or they cost too much."""
+        if num_steps >= self.full_steps:
+            return num_steps == self.full_steps
+        if num_ranks() > 1:
+            return False
+        if num_steps <= max(self._settings.recorded_steps, default=0) and is_taped:
+            return False  # this one is to be recorded
+        is_expensive = num_steps >= _MIN_FULL_STEPS and not self._budget.is_within_start(_FIRST_SHARE)
+        return is_expensive or num_steps * sum(x.numel() for x in training.tensors()) > _FIRST_NUMBERS
+
+    def end_full_steps(self, num_steps: int, *, num_module_calls: int) -> None:
+        """Watch further steps within the budget only; `num_module_calls` is how many modules a step calls."""
+        seconds, budget = num_module_calls * _MODULE_SECONDS, self._budget
+        self.follows_inner = self._settings.ops or seconds <= _INNER_SHARE * budget.training_seconds / num_steps
+        self.full_steps = num_steps
+        budget.end_first_steps()
+
+    def is_taped(self, step: int, snapshots: Snapshots) -> bool:
+        """Say whether a step that is not watched in full must be taped at any price, or can be."""
+        if self._settings.on_anomaly == "skip" or step in self._alert:
+            return True
+        if num_ranks() > 1:
+            return step < _TAPED_STEPS or step % _STEPS_BETWEEN_TAPED < _QUIET_STEPS
+        if step < _TAPED_STEPS and self._budget.has_taped_cheaply(_EARLY_SHARE):
+            return True
+        wanted = self.taped_step_seconds * snapshots.interval
+        return not snapshots.is_off and self._budget.has_room(TAPING, part=_TAPING_PART, wanted=wanted)
+
+    def begin_quiet(self, step: int) -> None:
+        """Follow this step and some more quietly, the same on every rank."""
+        self.quiet_until = step - step % _QUIET_STEPS + _QUIET_STEPS
+
+    def end_quiet(self) -> None:
+        """Follow the next step as one that is not quiet."""
+        self.quiet_until = 0
+
+    def be_alert(self, step: int) -> None:
+        """Tape the steps that follow one with an anomaly; several ranks begin later, when all of them know of it."""
+        self.end_quiet()
+        if num_ranks() == 1:
+            self._alert = range(step, step + _ALERT_STEPS + 1)
+        elif step not in range(self._alert.start - 2 * _QUIET_STEPS, self._alert.stop):
+            start = step - step % _QUIET_STEPS + 2 * _QUIET_STEPS
+            self._alert = range(start, start + _ALERT_STEPS)
+
+    def begin_phase(self, step: int) -> None:
+        """Tape some steps with a model that joins later: its loss functions are looked at, and probes made, as well."""
+        is_late = step >= self.full_steps and step not in self._alert and torch.is_grad_enabled()
+        if is_late and self._num_phases < _MAX_PHASES and num_ranks() == 1:
+            self._num_phases += 1
+            self._alert = range(step, step + _PHASE_STEPS)
+            self.end_quiet()

@@ -17,7 +17,7 @@ from roundoff.record.loop.observer import is_observed
 from roundoff.record.process_info import rank
 from roundoff.replay.investigator import OnAnomaly
 from roundoff.runs import Finding
-from roundoff.watch.process.process_guard import ProcessGuard
+from roundoff.watch.process.supervise import ProcessGuard
 from roundoff.watch.settings import WatchSettings
 from roundoff.watch.watch import Watch
 from roundoff.watch.watching import next_folder, start_watching

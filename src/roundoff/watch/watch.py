@@ -27,12 +27,11 @@ from roundoff.record.loop.observer import FollowedModules, observing_loop
 from roundoff.record.loop.sites import Sites
 from roundoff.record.loop.step_clock import PHASES
 from roundoff.replay.arguments import NotReplayable
-from roundoff.replay.device_memory import free_bytes, why_no_room
 from roundoff.replay.investigator import Investigator, TrainingStopped
 from roundoff.replay.lost_numbers import LostNumbersFinder
 from roundoff.replay.rank_consensus import num_ranks
 from roundoff.replay.replayed_step import ReplayedStep
-from roundoff.replay.snapshots import Snapshots
+from roundoff.replay.snapshots import Snapshots, free_bytes, why_no_room
 from roundoff.replay.state import Training
 from roundoff.replay.step_tape import BackwardEntry, ModelEntry, StepEntry
 from roundoff.replay.tape_recorder import TapeRecorder
@@ -64,7 +63,7 @@ from roundoff.torch_private import (
     is_transformed,
     separate_step_hooks,
 )
-from roundoff.watch.budget import REPLAYS, TAPING, TimeBudget
+from roundoff.watch.budget import REPLAYS, TAPING, StepSchedule, TimeBudget
 from roundoff.watch.detector import AnomalyDetector, exception_detail, has_raised_since, raising_module
 from roundoff.watch.facts.collector import FactCollector
 from roundoff.watch.facts.data_loaders import LoaderNumbers, copied_generators, dataset_content
@@ -91,36 +90,13 @@ _TAPES_OF_FREE_MEMORY = 8
 _KEPT_COPY_BYTES = 32 * 2**20
 """Page-locked memory that is kept for what is measured on accelerators."""
 
-_TAPING_PART = 0.75
-"""The part of the budget that snapshots and taping may take."""
-_TAPED_STEPS = 200
-"""So many first steps are taped, as long as that costs little."""
-_EARLY_SHARE = 0.05
-"""Little is this share of what the training took so far."""
-_ALERT_STEPS = 200
-"""After an anomaly, this many steps are taped whatever it costs."""
-_PHASE_STEPS, _MAX_PHASES = 20, 4
-"""So many steps are taped whatever it costs when a model joins that was not there at the start, and so often."""
-_STEPS_BETWEEN_TAPED = 256
-"""From the first of the quiet steps of several ranks that are taped again to the next."""
-_MODULE_SECONDS = 8e-6
-"""What following one more module costs, about; torch's own share of that is `_HOOKED_SECONDS`."""
 _HOOKED_SECONDS = 2e-6
-_INNER_SHARE = 0.005
-"""Modules inside others are followed, for the sake of reports of crashes and hangs, if that costs less than this."""
+"""What torch takes to call the hooks of one module, about."""
 _MAX_HEARD_EVALUATIONS = 64
 """In a step that is not taped, the losses of at most this many forwards without gradients are looked for."""
-_MIN_FULL_STEPS = 4
-"""Rules need the facts of this many steps, whatever they cost: for example, gradients carried over twice."""
-_FIRST_SHARE = 0.7
-"""Steps are watched in full until that has cost so much of what they took themselves, or as much as a start may."""
-_FIRST_NUMBERS = 300_000_000
-"""Fewer steps of a large model are watched in full: as many as have this many parameters together."""
 _MIN_TAPE_BYTES = 16 * 2**20
 _MAX_STARTS = 4
 """Forwards after the first one, and before any backward, each of which may be the real beginning of the first step."""
-_QUIET_STEPS = 16
-"""After this many steps with few checks, the budget is checked again for more."""
 _PLAIN_BACKWARD = BackwardDetail()
 _NOT_TAPED = "it was not taped, in order to stay within the budget"
 
@@ -204,19 +180,14 @@ class Watch(LoopFollower):
             on_error=self._tape_failed,
             max_bytes=max(memory_bytes // 4, _MIN_TAPE_BYTES),
         )
-        self._full_steps = settings.full_steps
-        self._quiet_until = 0
+        self._schedule = StepSchedule(settings, self._budget)
         self._is_quiet_part = False
         """Whether a backward or an optimizer's step is running that is followed in the short way of quiet steps."""
-        self._follows_inner = True
         self._num_module_calls = 0
         self._num_heard_evaluations = 0
         self._tape_seconds = 0.0
         self._spent_at_start = 0.0
-        self._taped_step_seconds = 0.0
-        self._alert = range(0)
         self._has_ranks = False
-        self._num_phases = 0
         self._step_began_cpu = 0.0
         self._num_early_forwards = 0
         self._tape.on_loss = self._see_loss_function
@@ -328,7 +299,7 @@ class Watch(LoopFollower):
     @property
     def is_fully_watched(self) -> bool:
         """Whether everything is looked at in the open step, whatever it costs."""
-        return self.clock.step < self._full_steps or self._settings.every_step
+        return self.clock.step < self._schedule.full_steps or self._settings.every_step
 
     def verdict(self) -> str:
         """Diagnose what was seen, and return the screen that `roundoff run` prints; to be called after the block."""
@@ -439,7 +410,7 @@ class Watch(LoopFollower):
         is_new = module is not None and not is_inside_transform and self._in_models(self._training.add_model, module)
         if is_new or self._in_facts(self._facts.has_thawed, self.clock.step):
             self.leaves = None  # its loss may reach other ones
-            self._begin_phase()
+            self._schedule.begin_phase(self.clock.step)
         if is_first:
             self._in_models(self._training.find_optimizers)
         self._in_replays(self._tape.begin)
@@ -459,7 +430,7 @@ class Watch(LoopFollower):
     def _stays_quiet(self, module: nn.Module | None) -> bool:
         """Say whether another step is followed as little as the one before."""
         is_known = module is None or module in self._training.models
-        if not is_known or self.clock.step >= self._quiet_until or in_function_transform():
+        if not is_known or self.clock.step >= self._schedule.quiet_until or in_function_transform():
             return False
         self._num_heard_evaluations = 0
         self._tape.hears_losses = False
@@ -477,7 +448,7 @@ class Watch(LoopFollower):
             tape.lost_numbers = None
         is_due = self.is_fully_watched or snapshots.is_due(step)
         if is_due or tape.is_paused:
-            if self._is_to_be_taped():
+            if self.is_fully_watched or self._schedule.is_taped(step, snapshots):
                 if tape.is_paused:
                     snapshots.forget()
                     tape.resume()
@@ -492,27 +463,12 @@ class Watch(LoopFollower):
         self.is_quiet = tape.is_paused and not self.is_fully_watched
         self.unannounced_calls = _FREQUENT if self.is_quiet else frozenset()
         if tape.is_paused:
-            self._quiet_until = step - step % _QUIET_STEPS + _QUIET_STEPS  # the same steps on every rank
+            self._schedule.begin_quiet(step)
             self.followed_modules = FollowedModules.FIRST
-        elif self._follows_inner or self.is_fully_watched:
+        elif self._schedule.follows_inner or self.is_fully_watched:
             self.followed_modules = FollowedModules.ALL
         else:
             self.followed_modules = FollowedModules.OUTERMOST
-
-    def _is_to_be_taped(self) -> bool:
-        """Say whether the open step must be taped at any price, or can be.
-
-        Several ranks can only replay what all of them have taped, so there the number of the step decides.
-        """
-        step = self.clock.step
-        if self.is_fully_watched or self._settings.on_anomaly == "skip" or step in self._alert:
-            return True
-        if num_ranks() > 1:
-            return step < _TAPED_STEPS or step % _STEPS_BETWEEN_TAPED < _QUIET_STEPS
-        if step < _TAPED_STEPS and self._budget.has_taped_cheaply(_EARLY_SHARE):
-            return True
-        wanted = self._taped_step_seconds * self._snapshots.interval
-        return not self._snapshots.is_off and self._budget.has_room(TAPING, part=_TAPING_PART, wanted=wanted)
 
     def step_continued(self, module: nn.Module | None) -> None:
         """Take in a model that joins, and look into a bad loss that the loop has read and dropped."""
@@ -531,7 +487,7 @@ class Watch(LoopFollower):
         is_new = self._training.add_model(module)
         if is_new:
             self.leaves = None
-            self._begin_phase()
+            self._schedule.begin_phase(self.clock.step)
             if snapshots.latest is not None and snapshots.latest.step == clock.step:
                 snapshots.latest.state.join(self._training, self._training.tensors())
             else:
@@ -545,14 +501,6 @@ class Watch(LoopFollower):
             return False
         snapshots.forget()
         return True
-
-    def _begin_phase(self) -> None:
-        """Tape some steps with a model that joins later: its loss functions are looked at, and probes made, as well."""
-        step = self.clock.step
-        is_late = step >= self._full_steps and step not in self._alert and torch.is_grad_enabled()
-        if is_late and self._num_phases < _MAX_PHASES and num_ranks() == 1:
-            self._num_phases += 1
-            self._alert, self._quiet_until = range(step, step + _PHASE_STEPS), 0
 
     def _begin_training(self) -> None:
         self._budget.begin_training()
@@ -640,7 +588,7 @@ class Watch(LoopFollower):
         if detector.new:
             self._in_journal(self._journal.flush)
         if detector.new or wanted is not None:
-            self._be_alert(self.clock.step if wanted is None else wanted)
+            self._schedule.be_alert(self.clock.step if wanted is None else wanted)
         cpu_seconds = time.process_time() - self._step_began_cpu if self.is_fully_watched else 0.0
         new = detector.take_new()
         self._in_replays(
@@ -663,15 +611,6 @@ class Watch(LoopFollower):
             with self.replaying():
                 look(ReplayedStep(self._training, *path, self.sites))
         raise TrainingStopped(0)
-
-    def _be_alert(self, step: int) -> None:
-        """Tape the steps that follow one with an anomaly; several ranks begin later, when all of them know of it."""
-        self._quiet_until = 0
-        if num_ranks() == 1:
-            self._alert = range(step, step + _ALERT_STEPS + 1)
-        elif step not in range(self._alert.start - 2 * _QUIET_STEPS, self._alert.stop):
-            start = step - step % _QUIET_STEPS + 2 * _QUIET_STEPS
-            self._alert = range(start, start + _ALERT_STEPS)
 
     def _read_late(self) -> None:
         """Read what was measured on an accelerator, waiting once; a loss alone is read when it has arrived.
@@ -767,7 +706,7 @@ class Watch(LoopFollower):
         step = clock.step
         if self.state is WatchState.FOLLOWING:  # a loop without an optimizer
             self._handle(is_complete=False)
-        if step + 1 >= self._quiet_until or self.state is not WatchState.HANDLED:
+        if step + 1 >= self._schedule.quiet_until or self.state is not WatchState.HANDLED:
             return False
         self.num_steps += 1
         self._budget.count_step(self.quiet_seconds + self._num_module_calls * _HOOKED_SECONDS)
@@ -882,30 +821,13 @@ class Watch(LoopFollower):
         budget.add(self.quiet_seconds + tape.seconds - self._tape_seconds + self._num_module_calls * _HOOKED_SECONDS)
         self.quiet_seconds = 0.0
         self._tape_seconds = tape.seconds
-        if self.num_steps <= self._full_steps and self._ends_first_steps():
-            per_step = self._num_module_calls * _MODULE_SECONDS
-            self._follows_inner = (
-                self._settings.ops or per_step <= _INNER_SHARE * budget.training_seconds / self.num_steps
-            )
-            self._full_steps = min(self._full_steps, self.num_steps)
-            budget.end_first_steps()
+        if self._schedule.ends_full_steps(self.num_steps, is_taped=not tape.is_paused, training=self._training):
+            self._schedule.end_full_steps(self.num_steps, num_module_calls=self._num_module_calls)
         elif not tape.is_paused:
             spent = max(budget.spent_seconds - self._spent_at_start, 0.0)
             budget.spend(spent, TAPING)
-            self._taped_step_seconds = spent
+            self._schedule.taped_step_seconds = spent
         self._num_module_calls = 0
-
-    def _ends_first_steps(self) -> bool:
-        """Say whether this was the last step to be watched in full: enough of them were, or they cost too much."""
-        if self.num_steps == self._full_steps:
-            return True
-        if num_ranks() > 1:
-            return False
-        if self.num_steps <= max(self._settings.recorded_steps, default=0) and not self._tape.is_paused:
-            return False  # this one is to be recorded
-        numbers = self.num_steps * sum(x.numel() for x in self._training.tensors())
-        is_expensive = self.num_steps >= _MIN_FULL_STEPS and not self._budget.is_within_start(_FIRST_SHARE)
-        return is_expensive or numbers > _FIRST_NUMBERS
 
     def _keep_tape(self, step: int) -> None:
         tape = self._tape.new_step(step + 1)
@@ -1240,7 +1162,7 @@ class Watch(LoopFollower):
         else:
             states.read(is_first=is_first)
         if states.awaits is not None:
-            self._quiet_until = 0  # the next step is followed
+            self._schedule.end_quiet()  # the next step is followed
 
     def _see_loss_function(self, args: tuple[Any, ...], result: Any) -> None:
         if not torch.is_grad_enabled():

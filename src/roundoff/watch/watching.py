@@ -19,7 +19,7 @@ from roundoff.record.script import Script, folder_for
 from roundoff.replay.investigator import OnAnomaly
 from roundoff.report.tensorboard import TensorBoard
 from roundoff.runs import JsonValue, RunWriter
-from roundoff.watch.process.process_guard import ProcessGuard
+from roundoff.watch.process.supervise import ProcessGuard
 from roundoff.watch.settings import ON_ANOMALY, WatchSettings
 from roundoff.watch.watch import Watch
 

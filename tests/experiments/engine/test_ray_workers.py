@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from roundoff.errors import ClusterError
+from roundoff.experiments.engine.process_pool import Task
 from roundoff.experiments.engine.ray_cluster import _call_on_machine
 from roundoff.experiments.engine.scheduler import connected_to, run_tasks
-from roundoff.experiments.engine.task import Task
 
 ray = pytest.importorskip("ray")
 

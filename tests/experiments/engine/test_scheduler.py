@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from roundoff.errors import UsageError
+from roundoff.experiments.engine.process_pool import Task, TaskOutcome
 from roundoff.experiments.engine.scheduler import Backend, connected_to, run_tasks
-from roundoff.experiments.engine.task import Task, TaskOutcome
 
 Run = Callable[..., list[TaskOutcome]]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from roundoff.errors import SweepError
-from roundoff.experiments.engine.task import Task, TaskOutcome
+from roundoff.experiments.engine.process_pool import Task, TaskOutcome
 from roundoff.experiments.sweep import sweep_folder as module
 from roundoff.experiments.sweep.definition import read_sweep
 from roundoff.experiments.sweep.sweep_folder import (

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from roundoff.experiments.trials.watched_trial import shifting_seeds
+from roundoff.experiments.trials.trial import shifting_seeds
 
 
 def drawn() -> tuple[float, float, float]:

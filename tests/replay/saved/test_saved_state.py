@@ -5,8 +5,7 @@ from torch import nn
 from roundoff.errors import ReplayError
 from roundoff.record.loop.sites import Sites
 from roundoff.replay.saved.builder import Built
-from roundoff.replay.saved.saved_step import load_state, models_of
-from roundoff.replay.saved.state_names import StateNames
+from roundoff.replay.saved.saved_step import StateNames, load_state, models_of
 from roundoff.replay.saved.step_inputs import StepInputsWriter
 from roundoff.replay.state import Training
 from roundoff.replay.step_tape import StepTape

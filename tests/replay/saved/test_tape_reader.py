@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from roundoff.errors import ReplayError
 from roundoff.record.loop.sites import Sites
 from roundoff.replay.arguments import ExternalTensor, Result
-from roundoff.replay.saved.state_names import StateNames
+from roundoff.replay.saved.saved_step import StateNames
 from roundoff.replay.saved.step_inputs import StepInputsWriter
 from roundoff.replay.saved.tape_reader import TapeReader, read_external_tensors
 from roundoff.replay.state import Training

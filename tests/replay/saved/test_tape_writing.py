@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from roundoff.replay.arguments import Container, ExternalTensor, Result
-from roundoff.replay.saved.state_names import StateNames
+from roundoff.replay.saved.saved_step import StateNames
 from roundoff.replay.saved.step_inputs import NotSerializable, TapeWriter
 from roundoff.replay.step_tape import (
     Ambient,

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from roundoff.runs.files.tensor_writer import BulkFile
+from roundoff.runs.files.tensor_file import BulkFile
 
 SIZES = [0, 1, 4095, 4096, 4097, 2**20 - 8, 2**20, 2**20 + 1, 3 * 2**20 + 12345]
 
@@ -42,7 +42,7 @@ def test_raises_when_the_file_may_not_grow(tmp_path: Path) -> None:
     script = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from roundoff.runs.files.tensor_writer import BulkFile\n"
+        "from roundoff.runs.files.tensor_file import BulkFile\n"
         "file = BulkFile(Path(sys.argv[1]), room_for_head=0)\n"
         "try:\n"
         "    [file.append(memoryview(bytes(2**20))) for _ in range(8)]\n"

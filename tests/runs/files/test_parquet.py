@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from roundoff.runs import EVENTS, EventColumns, Interned, ParameterColumns, Rows
-from roundoff.runs.files import thrift
+from roundoff.runs.files import parquet_encodings as encodings
 from roundoff.runs.files.parquet import ParquetFile, to_parquet
 from roundoff.runs.files.schema import PARAMETERS, Table
 
@@ -190,20 +190,20 @@ def test_changed_files_are_read_or_refused_also_where_no_checksum_notices():
 def test_metadata_survives_and_what_is_cut_short_is_refused():
     value = {
         1: 5,
-        2: thrift.I64(-(2**62)),
+        2: encodings.I64(-(2**62)),
         3: b"ab" * 100,
         9: [b"x"] * 20,
         11: [{1: True, 2: False}, {}],
         14: [-1, 300],
     }
-    data = thrift.encode(value)
-    assert thrift.decode(data) == (value, len(data))
+    data = encodings.encode_struct(value)
+    assert encodings.decode_struct(data) == (value, len(data))
     for length in range(len(data)):
         with pytest.raises((ValueError, IndexError)):
-            thrift.decode(data[:length])
+            encodings.decode_struct(data[:length])
 
 
 @pytest.mark.parametrize("data", [b"\x1c" * 100_000, b"\x19" * 100_000, b"\x19\xfc\xff\xff\xff\xff\x0f" + b"\0" * 99])
 def test_nested_metadata_and_long_lists_are_refused(data: bytes):
     with pytest.raises(ValueError, match=r"nested too deeply|cut short"):
-        thrift.decode(data)
+        encodings.decode_struct(data)

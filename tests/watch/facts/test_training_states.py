@@ -91,7 +91,7 @@ def test_weights_that_go_from_one_model_to_another_are_no_checkpoint(tmp_path: P
 
 
 def test_the_steps_after_a_save_are_followed_and_then_quiet_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("roundoff.watch.watch._TAPED_STEPS", 2)
+    monkeypatch.setattr("roundoff.watch.budget._TAPED_STEPS", 2)
     monkeypatch.setattr("roundoff.watch.budget._FREE_SECONDS_PER_STEP", 0.0)
     monkeypatch.setattr("roundoff.record.loop.observer.has_compiled", lambda: False)
     settings = WatchSettings(recorded_steps=(), probe_seconds=0, full_steps=1, budget=0.0)

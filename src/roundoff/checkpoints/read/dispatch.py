@@ -5,18 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from roundoff.checkpoints.checkpoint import Checkpoint, LazyTensor
+from roundoff.checkpoints.checkpoint import TENSOR_BYTES, Checkpoint, LazyTensor, dense_tensor
 from roundoff.checkpoints.file_bytes import FileBytes, cannot_read
 from roundoff.checkpoints.read.assembly import assemble
 from roundoff.checkpoints.read.flax import is_flax, read_flax
 from roundoff.checkpoints.read.keras import is_keras_archive, read_keras, read_keras_archive
 from roundoff.checkpoints.read.mindspore import read_mindspore
-from roundoff.checkpoints.read.npz import read_npz
-from roundoff.checkpoints.read.paddle import read_paddle
-from roundoff.checkpoints.read.safetensors_file import is_safetensors, read_safetensors
+from roundoff.checkpoints.read.numpy_files import read_npz, read_paddle
 from roundoff.checkpoints.read.torch_distributed import METADATA, read_torch_distributed
 from roundoff.checkpoints.read.torch_files import LEGACY_MAGIC, pickle_member, read_torch_legacy, read_torch_zip
 from roundoff.checkpoints.read.zip_archive import LOCAL, ZipArchive
+from roundoff.tensor_header import MAX_HEADER_BYTES, TENSOR_DTYPES, TensorEntry, parse_entries
 
 MAX_INDEX_BYTES = 64 * 2**20
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
@@ -112,3 +111,28 @@ def _weight_map(data: FileBytes) -> dict[str, str]:
         case {"weight_map": dict() as files} if all(isinstance(file, str) for file in files.values()):
             return files
     raise data.error("it is JSON, but not the index of a sharded checkpoint: it has no weight_map", at=0)
+
+
+def is_safetensors(data: FileBytes) -> bool:
+    """Return whether a file starts with the length of a header, and the header with a brace."""
+    return len(data) > 9 and data.beginning(9)[8:] == b"{" and data.number(0, 8, "the header") <= MAX_HEADER_BYTES
+
+
+def read_safetensors(data: FileBytes) -> dict[str, Any]:
+    """Return the tensors of a file by name, and its metadata under `__metadata__`."""
+    length = data.number(0, 8, "the header")
+    if length > MAX_HEADER_BYTES:
+        raise data.error(f"the header claims {length} bytes, more than the limit of {MAX_HEADER_BYTES},", at=0)
+    header = data.json(8, length, "the header")
+    data.spend(TENSOR_BYTES * len(header) if isinstance(header, dict) else 0)
+    try:
+        entries, metadata = parse_entries(header, start=8 + length, file_size=len(data))
+    except ValueError as error:
+        raise data.error(str(error), at=8) from error
+    tensors = {name: _tensor(data, entry) for name, entry in entries.items()}
+    return {**tensors, **({"__metadata__": metadata} if metadata else {})}
+
+
+def _tensor(data: FileBytes, entry: TensorEntry) -> LazyTensor:
+    content = data.part(entry.begin, entry.end - entry.begin, "a tensor")
+    return dense_tensor(content, TENSOR_DTYPES[entry.dtype].torch, entry.shape)

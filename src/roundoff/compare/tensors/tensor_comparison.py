@@ -12,7 +12,7 @@ from typing import Literal
 
 from roundoff.checkpoints.checkpoint import StoredTensor
 from roundoff.checkpoints.pair.layer_groups import without_ones
-from roundoff.checkpoints.pair.name_map import expand_name_map
+from roundoff.checkpoints.pair.pairing import expand_name_map
 from roundoff.compare.tensors.tensor_distance import TensorDistance
 from roundoff.compare.tensors.tensor_files import DistanceCache, TensorSource, open_tensors
 from roundoff.errors import CompareError

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from roundoff.checkpoints.checkpoint import NUM_BYTES, Checkpoint, LazyTensor, StoredTensor
 from roundoff.checkpoints.file_bytes import FileBytes
-from roundoff.checkpoints.read.dispatch import read_checkpoint
-from roundoff.checkpoints.read.npz import read_array_header, read_elements
-from roundoff.checkpoints.read.safetensors_file import read_safetensors
+from roundoff.checkpoints.read.dispatch import read_checkpoint, read_safetensors
+from roundoff.checkpoints.read.numpy_files import read_array_header, read_elements
 from roundoff.compare.tensors.tensor_distance import TensorDistance, measure_distance
 from roundoff.errors import CompareError
 from roundoff.runs import Run

@@ -22,8 +22,7 @@ from roundoff.experiments.experiment_folder import ExperimentFolder
 from roundoff.experiments.trials import judges
 from roundoff.experiments.trials.runner import TrialRunner
 from roundoff.experiments.trials.targets import CommandTarget, ScriptTarget, TrainTarget
-from roundoff.experiments.trials.trial import TrialResult, TrialSetting, TrialTarget
-from roundoff.experiments.trials.watched_trial import RUN_NAME, result_of_run
+from roundoff.experiments.trials.trial import RUN_NAME, TrialResult, TrialSetting, TrialTarget, result_of_run
 from roundoff.files import write_atomically
 from roundoff.precision import Recipe, find_recipe
 from roundoff.precision.recipe.toml import to_toml

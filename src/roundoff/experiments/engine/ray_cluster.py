@@ -14,8 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from roundoff.errors import ClusterError, first_line
-from roundoff.experiments.engine.process_pool import ProcessPool
-from roundoff.experiments.engine.task import WorkerReply, error_in_one_line
+from roundoff.experiments.engine.process_pool import ProcessPool, WorkerReply, error_in_one_line
 
 _CONNECT_SECONDS = 10.0
 

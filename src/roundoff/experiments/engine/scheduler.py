@@ -11,8 +11,15 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from roundoff.errors import UsageError
-from roundoff.experiments.engine.process_pool import ProcessPool
-from roundoff.experiments.engine.task import OnOutcome, Task, TaskOutcome, WorkerReply, Workers, error_in_one_line
+from roundoff.experiments.engine.process_pool import (
+    OnOutcome,
+    ProcessPool,
+    Task,
+    TaskOutcome,
+    WorkerReply,
+    Workers,
+    error_in_one_line,
+)
 
 Backend = Literal["pool", "ray"]
 """Where tasks can run: in processes on this machine, or on a Ray cluster."""

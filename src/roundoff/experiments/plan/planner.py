@@ -10,9 +10,8 @@ from pathlib import Path
 from roundoff.errors import PlanError
 from roundoff.experiments.bisect.judgements import OutOfBudget
 from roundoff.experiments.bisect.smallest import SearchProgress
-from roundoff.experiments.engine.task import Task
-from roundoff.experiments.plan.fixed_bits import FixedPlan, measure_and_choose_fixed
-from roundoff.experiments.plan.paused_training import PausedStep, pausing_training
+from roundoff.experiments.engine.process_pool import Task
+from roundoff.experiments.plan.fixed_bits import FixedPlan, PausedStep, measure_and_choose_fixed, pausing_training
 from roundoff.experiments.plan.plan_answer import LABEL_WIDTH, Plan, comment_lines, evidence_lines, verification_facts
 from roundoff.experiments.plan.plan_session import ActivationBudget, OnMessage, PlanFolder, PlanOptions, PlanSession
 from roundoff.experiments.plan.proposal import propose

@@ -15,7 +15,7 @@ from roundoff.torch_private import load_compiler
 from roundoff.train.config import TrainConfig
 from roundoff.train.data import Batch
 from roundoff.train.ranks import joined_ranks, place_here
-from roundoff.train.result import TrainResult
+from roundoff.train.run_log import TrainResult
 from roundoff.train.trainer import OnStep, Trainer, train
 
 load_compiler()  # torch's optimizers do so when first used: here it is paid once for all rows

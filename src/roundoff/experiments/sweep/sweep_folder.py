@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from roundoff.errors import RoundoffError, SweepError
+from roundoff.experiments.engine.process_pool import Task, TaskOutcome
 from roundoff.experiments.engine.scheduler import Backend, run_tasks
-from roundoff.experiments.engine.task import Task, TaskOutcome
 from roundoff.experiments.experiment_folder import ExperimentFolder
 from roundoff.experiments.sweep.axes import SWEEP_SETTINGS, setting_text
 from roundoff.experiments.sweep.definition import PlannedTraining, Sweep

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from roundoff.errors import PlanError
-from roundoff.experiments.engine.task import Task
+from roundoff.experiments.engine.process_pool import Task
 from roundoff.experiments.trials.targets import ScriptTarget, TrainTarget, trial_config, trial_task
 from roundoff.experiments.trials.trial import APPLIED_NAME, TrialSetting, TrialTarget, steering_environment
 from roundoff.runs import JsonValue

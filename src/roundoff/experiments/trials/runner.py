@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from roundoff.errors import TrialError
+from roundoff.experiments.engine.process_pool import Task, TaskOutcome
 from roundoff.experiments.engine.scheduler import Backend, run_tasks
-from roundoff.experiments.engine.task import Task, TaskOutcome
 from roundoff.experiments.experiment_folder import ExperimentFolder
 from roundoff.experiments.trials.trial import TrialResult, TrialSetting, TrialTarget
 from roundoff.runs import JsonValue

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from roundoff.errors import BisectError, LossScaleError
-from roundoff.experiments.engine.task import Task
+from roundoff.experiments.engine.process_pool import Task
 from roundoff.experiments.trials.trial import (
     TrialResult,
     TrialSetting,
@@ -120,7 +120,7 @@ class ScriptTarget:
 def run_script_trial(target: ScriptTarget, setting: TrialSetting, folder: Path) -> TrialResult:
     """Run the script once and return its result; an exception counts as exit code 1 and is in the log."""
     # Imported here: naming a script needs no torch.
-    from roundoff.experiments.trials.watched_trial import (
+    from roundoff.experiments.trials.trial import (
         empty_run_folder,
         result_of_run,
         shifting_seeds,
@@ -129,7 +129,7 @@ def run_script_trial(target: ScriptTarget, setting: TrialSetting, folder: Path) 
     from roundoff.record.repeatable import repeatable
     from roundoff.record.script import run_script
     from roundoff.switches import switches_in_environment, switching
-    from roundoff.watch.process.process_guard import ProcessGuard
+    from roundoff.watch.process.supervise import ProcessGuard
     from roundoff.watch.watching import start_watching
 
     seed = target.seed if setting.seed is None else setting.seed
@@ -261,7 +261,7 @@ def _watch_for_findings(target: TrainTarget, folder: Path) -> contextlib.Abstrac
     """Return the watch over a trial that needs findings, or a block that does nothing."""
     if not target.with_rules:
         return contextlib.nullcontext()
-    from roundoff.experiments.trials.watched_trial import empty_run_folder
+    from roundoff.experiments.trials.trial import empty_run_folder
     from roundoff.watch.watching import watching
 
     return watching(to=empty_run_folder(folder))
@@ -270,7 +270,7 @@ def _watch_for_findings(target: TrainTarget, folder: Path) -> contextlib.Abstrac
 def _make_result(target: TrainTarget, folder: Path, **measured: Any) -> TrialResult:
     rules: tuple[str, ...] = ()
     if target.with_rules:
-        from roundoff.experiments.trials.watched_trial import RUN_NAME, rules_found_in
+        from roundoff.experiments.trials.trial import RUN_NAME, rules_found_in
 
         rules = rules_found_in(folder / RUN_NAME)
     return TrialResult(**measured, rules=rules, folder=folder)

@@ -25,7 +25,6 @@ from torch.optim.optimizer import (
 from torch.utils.data import DataLoader
 from torch.utils.hooks import RemovableHandle
 
-from roundoff.record.caller_frame import call_from
 from roundoff.record.loop.calls import (
     Describe,
     LoopCall,
@@ -41,6 +40,7 @@ from roundoff.record.loop.calls import (
     describe_value_clipping,
     describe_zero_grad,
 )
+from roundoff.record.source_lines import call_from
 from roundoff.torch_private import (
     autograd_node,
     clip_module,

@@ -24,8 +24,7 @@ from roundoff.record.session import Recording
 from roundoff.replay.arguments import ExternalTensor
 from roundoff.replay.player import ReplayOutcome, replay_sources, replay_steps
 from roundoff.replay.saved.builder import Built
-from roundoff.replay.saved.saved_step import load_state, models_of, read_saved_tape
-from roundoff.replay.saved.state_names import StateNames
+from roundoff.replay.saved.saved_step import StateNames, load_state, models_of, read_saved_tape
 from roundoff.replay.saved.tape_json import SavedCall, SavedTape
 from roundoff.replay.saved.tape_reader import Devices, TapeReader, read_external_tensors
 from roundoff.replay.snapshots import ReplayPath, Snapshot

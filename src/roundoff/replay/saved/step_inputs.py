@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from roundoff.record.accelerator import Generators
 from roundoff.record.loop.sites import Sites, named_places
 from roundoff.record.tensor_bytes import bytes_of, file_dtype
 from roundoff.replay.arguments import Container, ExternalTensor, Live, Result
-from roundoff.replay.generators import Generators
-from roundoff.replay.saved.state_names import StateNames, optimizer_prefix
+from roundoff.replay.saved.saved_step import StateNames, optimizer_prefix
 from roundoff.replay.saved.tape_json import (
     SavedAmbient,
     SavedCall,
@@ -27,8 +27,8 @@ from roundoff.replay.saved.tape_json import (
     SavedState,
     SavedTape,
     SavedZeroGrad,
+    name_of_function,
 )
-from roundoff.replay.saved.torch_functions import name_of_function
 from roundoff.replay.state import Training, parameters_of
 from roundoff.replay.step_tape import (
     Ambient,

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from roundoff.errors import ReplayError
 from roundoff.precision.optimizer import RecipeOptimizer
 from roundoff.replay.arguments import ExternalTensor, Result
-from roundoff.replay.saved.state_names import ModulePlace, StateNames
+from roundoff.replay.saved.saved_step import ModulePlace, StateNames
 from roundoff.replay.saved.step_inputs import CLIPS, SCALER_METHODS
 from roundoff.replay.saved.tape_json import (
     SavedAmbient,
@@ -27,8 +27,8 @@ from roundoff.replay.saved.tape_json import (
     SavedScalerCall,
     SavedTape,
     SavedZeroGrad,
+    function_named,
 )
-from roundoff.replay.saved.torch_functions import function_named
 from roundoff.replay.state import parameters_of
 from roundoff.replay.step_tape import (
     Ambient,

@@ -14,10 +14,10 @@ from typing import Any, BinaryIO, TypeVar, cast
 
 import numpy as np
 
-from roundoff.runs.files import encodings, thrift
+from roundoff.runs.files import parquet_encodings as encodings
 from roundoff.runs.files.columns import Interned, Rows, Values, concat_values, no_values
+from roundoff.runs.files.parquet_encodings import I64, Struct
 from roundoff.runs.files.schema import Column, ColumnType, Table
-from roundoff.runs.files.thrift import I64, Struct
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -61,7 +61,7 @@ def to_parquet(rows: Rows, table: Table) -> bytes:
         size += chunk[6]
     group = {1: chunks, 2: I64(size), 3: I64(rows.num_rows)}
     root = {4: b"schema", 5: len(table.columns)}
-    footer = thrift.encode(
+    footer = encodings.encode_struct(
         {
             1: 2,
             2: [root, *map(_schema_element, table.columns)],
@@ -125,7 +125,7 @@ def _page(kind: int, content: bytes, detail: Struct) -> tuple[bytes, int]:
     packed = zstd.compress(content, 1)
     checksum = zlib.crc32(packed)
     signed = checksum - 2**32 if checksum >= 2**31 else checksum
-    header = thrift.encode({1: kind, 2: len(content), 3: len(packed), 4: signed, **detail})
+    header = encodings.encode_struct({1: kind, 2: len(content), 3: len(packed), 4: signed, **detail})
     return header + packed, len(header) + len(content)
 
 
@@ -149,7 +149,7 @@ class ParquetFile:
         length = int.from_bytes(tail[:4], "little")
         if tail[4:] != _MAGIC or length > _MAX_FOOTER_BYTES:
             raise ValueError("it does not end as a Parquet file of a run does")
-        footer, _ = thrift.decode(self._read(self._size - 8 - length, length))
+        footer, _ = encodings.decode_struct(self._read(self._size - 8 - length, length))
         self._schema: list[Struct] = _field(footer, 2, list)[1:]
         self._places = {_field(each, 4, bytes).decode(): place for place, each in enumerate(self._schema)}
         self._groups: list[Struct] = _field(footer, 4, list)
@@ -234,7 +234,7 @@ class ParquetFile:
         for _ in range(_MAX_PAGES):
             if not num_left:
                 return
-            header, length = thrift.decode(content[place : place + _MAX_HEADER_BYTES])
+            header, length = encodings.decode_struct(content[place : place + _MAX_HEADER_BYTES])
             place += length
             page = content[place : place + _count(header, 3)]
             place += len(page)

@@ -18,9 +18,9 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from roundoff.kernels import row as columns
 from roundoff.kernels.summaries import summarize
+from roundoff.record.accelerator import Generators
 from roundoff.record.identity import IdentityDict, IdentitySet, live_instances
 from roundoff.record.loop.calls import learning_rates
-from roundoff.replay.generators import Generators
 from roundoff.replay.state import Training, outermost_optimizers, parameters_of
 from roundoff.replay.swapping import local_part
 from roundoff.runs import JsonValue, RunWriter, StateFacts, StateGroup

@@ -13,10 +13,9 @@ from roundoff.record.loop.sites import LOOP, Sites
 from roundoff.record.ops.op_table import describe_op
 from roundoff.record.source_lines import Sources
 from roundoff.replay.arguments import NotReplayable
-from roundoff.replay.forward_facts import forward_facts
-from roundoff.replay.loss_addends import Addend, AddendWatcher
+from roundoff.replay.loss_terms import Addend, AddendWatcher
 from roundoff.replay.player import OutOfTime, replay_sources
-from roundoff.replay.replayed_step import ReplayedCodeRaised, ReplayedStep, cut_batch, mean_loss
+from roundoff.replay.replayed_step import ReplayedCodeRaised, ReplayedStep, cut_batch, forward_facts, mean_loss
 from roundoff.replay.snapshots import ReplayPath
 from roundoff.replay.state import Training
 from roundoff.runs import EvalModeProbe, Failure, HalfBatchProbe, HalvedTerm, OverfitProbe, Probe, RandomOp, RunWriter

@@ -1,5 +1,5 @@
 from roundoff.errors import SweepError
-from roundoff.experiments.engine.task import Task, TaskOutcome, error_in_one_line
+from roundoff.experiments.engine.process_pool import Task, TaskOutcome, error_in_one_line
 
 
 def test_an_error_of_ours_keeps_its_first_two_lines():

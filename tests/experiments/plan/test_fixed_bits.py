@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from roundoff.errors import PlanError
-from roundoff.experiments.plan.paused_training import pausing_training
+from roundoff.experiments.plan.fixed_bits import pausing_training
 from roundoff.train import TrainConfig, train
 
 SMALL = TrainConfig(width=4, limit=256, batch_size=64, threads=1, runs=None)

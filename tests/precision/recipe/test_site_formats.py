@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from roundoff.errors import RecipeError
 from roundoff.precision import Recipe, apply_recipe, recipe_named, to_toml
-from roundoff.precision.recipe.roles import layers_with_roles
+from roundoff.precision.recipe.site_formats import layers_with_roles
 from roundoff.precision.recipe.toml import from_toml
 from tests.precision.small_trainings import sgd, small_net
 

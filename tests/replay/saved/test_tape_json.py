@@ -2,7 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from roundoff.replay.saved.torch_functions import function_named, name_of_function
+from roundoff.replay.saved.tape_json import function_named, name_of_function
 
 
 @pytest.mark.parametrize(

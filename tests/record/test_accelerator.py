@@ -3,8 +3,7 @@ import random
 import numpy as np
 import torch
 
-from roundoff.record.accelerator import restore_torch, torch_generators
-from roundoff.replay.generators import Generators
+from roundoff.record.accelerator import Generators, restore_torch, torch_generators
 
 
 def drawn() -> tuple[float, float, float]:

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from roundoff.train.data import IGNORED, Batch
-from roundoff.train.objective import loss_of, score_from, tally
+from roundoff.train.optimization import loss_of, score_from, tally
 
 LOGITS = torch.tensor([[2.0, 0.0, -1.0], [0.5, 0.1, 0.0], [1.0, 1.0, 3.0]])
 TARGETS = torch.tensor([0, 1, 2])
