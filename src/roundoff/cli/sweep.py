@@ -38,6 +38,7 @@ class SweepOptions:
     name: str | None
     runs: Path
     shown: Path | None
+    each_seed: bool
     list_them: bool
 
 
@@ -63,6 +64,7 @@ class SweepOptions:
     metavar="FOLDER",
     help="Train nothing: print the rows that this folder holds so far, and write its page and CSV again.",
 )
+@click.option("--each-seed", is_flag=True, help="Print a row for every seed instead of mean, lowest and highest.")
 @click.option("--list", "list_them", is_flag=True, help="List the included sweeps.")
 @fills(SweepOptions)
 def sweep_command(options: SweepOptions) -> None:
@@ -117,6 +119,7 @@ def _print_answer(
     rows: list[SweepRow], axes: tuple[str, ...], *, num_planned: int, folder: Path, options: SweepOptions
 ) -> NoReturn:
     """Print the rows and where the page is, and end with the exit code."""
+    from roundoff.experiments.sweep.seed_groups import has_several_seeds, seeds_table
     from roundoff.experiments.sweep.sweep_folder import SweepFolder
     from roundoff.experiments.sweep.sweep_rows import TEXT_COLUMNS, rows_csv, rows_table, summarize_rows
     from roundoff.runs import to_json
@@ -129,7 +132,8 @@ def _print_answer(
     if options.as_json:
         echo(to_json([row.to_object() for row in rows], indent=1))
     else:
-        table = text_table(rows_table(rows, axes), left={*axes, *TEXT_COLUMNS}, ruled=sys.stdout.isatty())
+        lines = seeds_table if has_several_seeds(rows) and not options.each_seed else rows_table
+        table = text_table(lines(rows, axes), left={*axes, *TEXT_COLUMNS}, ruled=sys.stdout.isatty())
         echo(f"{table}\n\n{summarize_rows(rows, num_planned=num_planned)}")
     echo(f"page  {SweepFolder(path=folder).page}", err=True)
     sys.exit(exit_code_of(any(row.failure for row in rows)))

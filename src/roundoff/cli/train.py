@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--model",
-    help="resnet-small, resnet20, resnet18, resnet50, gpt-small, moe-small, hf:CONFIG.  [default: one that suits the data]",
+    help="resnet-small, resnet20, resnet18, resnet50, gpt-small, moe-small, hf:CONFIG.  "
+    "[default: one that suits the data]",
 )
 @click.option("--recipe", default="fp32", show_default=True, help="A recipe's name, or a TOML file.")
 @click.option("--wide", metavar="LIST", help="Layers that stay in fp32 whatever the recipe: any of router,head.")

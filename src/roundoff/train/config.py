@@ -48,7 +48,7 @@ class TrainConfig:
     data: str = "digits"
     model: str = "resnet-small"
     width: int | None = None
-    """Channels of the first stage of resnet-small and resnet20, or of the embedding of a text model; None: its default."""
+    """Channels of the first stage of resnet-small and resnet20, or of a text model's embedding; None: its default."""
     context: int = 128
     """Length of the windows of text data, in bytes."""
     image_size: int = 224
