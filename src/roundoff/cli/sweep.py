@@ -31,6 +31,7 @@ class SweepOptions:
     jobs: int
     on: Backend
     only: tuple[str, ...]
+    changes: tuple[str, ...]
     steps: int | None
     csv_file: Path | None
     as_json: bool
@@ -50,6 +51,13 @@ class SweepOptions:
     multiple=True,
     metavar="PATTERN",
     help="Only train matching rows: O2, 'recipe=O*', 'O2, 64*'. Several add up.",
+)
+@click.option(
+    "--set",
+    "changes",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Change a setting of every training that no axis varies: --set data=fashion-mnist. Repeatable.",
 )
 @click.option("--steps", type=click.IntRange(min=1), help="Stop every training after this many steps, as a rehearsal.")
 @click.option("--csv", "csv_file", type=PATH, metavar="FILE", help="Also write the rows as CSV.")
@@ -90,7 +98,7 @@ def sweep_command(options: SweepOptions) -> None:
     from roundoff.experiments.sweep.definition import find_sweep, read_sweep
     from roundoff.experiments.sweep.sweep_folder import run_sweep
 
-    sweep = read_sweep(find_sweep(options.file))
+    sweep = read_sweep(find_sweep(options.file), changes=options.changes)
     sweep = sweep.only(*options.only) if options.only else sweep
     sweep = sweep.with_steps(options.steps) if options.steps else sweep
     folder = options.runs / (options.name or sweep.name)
@@ -105,7 +113,7 @@ def _show_stored(folder: Path, options: SweepOptions) -> NoReturn:
     """Print the rows that a folder holds so far, and write its page and CSV again."""
     from roundoff.experiments.sweep.sweep_folder import SweepFolder, write_results
 
-    if options.file or options.only or options.steps or options.resume or options.name:
+    if options.file or options.only or options.changes or options.steps or options.resume or options.name:
         raise UsageError.explain(
             "--show cannot be combined with options for training.",
             why="it only reads a folder.",

@@ -53,8 +53,8 @@ def convert_to_fixed_point(
             one forward stay float.
         settings: The settings of each kind of tensor; by default 8 bits, biases 16.
         norms: Replaces `settings.norms`: `float` leaves the parameters and running statistics of norms alone,
-            `quantized` quantizes them on use, and the statistics accumulate in float; with `accumulated` they accumulate
-            on quantized values, as in nics_fix_pt: each step starts from statistics that were rounded.
+            `quantized` quantizes them on use, and the statistics accumulate in float; with `accumulated` they
+            accumulate on quantized values, as in nics_fix_pt: each step starts from statistics that were rounded.
 
     Raises:
         RecipeError: an override matches nothing in the model, or the model is already converted.
