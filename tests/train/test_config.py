@@ -39,7 +39,10 @@ def test_a_batch_that_cannot_be_divided_is_refused_with_one_that_can():
         ),
         ({"data": "folder:"}, "Invalid --data 'folder:'."),
         ({"data": "digits:here"}, "Invalid --data 'digits:here'."),
-        ({"model": "vgg"}, "Invalid --model 'vgg'.\n  why: known are resnet-small, resnet18, resnet50, gpt-small,"),
+        (
+            {"model": "vgg"},
+            "Invalid --model 'vgg'.\n  why: known are resnet-small, resnet20, resnet18, resnet50, gpt-small,",
+        ),
         ({"schedule": "poly"}, "Invalid --schedule 'poly'.\n  why: known are step, cosine, linear, constant."),
         ({"epochs": 0}, "Invalid --epochs '0'.\n  why: it must be at least 1."),
         ({"lr": float("nan")}, "Invalid --lr 'nan'.\n  why: it must be at least 0."),

@@ -31,6 +31,7 @@ class SweepOptions:
     jobs: int
     on: Backend
     only: tuple[str, ...]
+    changes: tuple[str, ...]
     steps: int | None
     csv_file: Path | None
     as_json: bool
@@ -38,6 +39,7 @@ class SweepOptions:
     name: str | None
     runs: Path
     shown: Path | None
+    each_seed: bool
     list_them: bool
 
 
@@ -49,6 +51,13 @@ class SweepOptions:
     multiple=True,
     metavar="PATTERN",
     help="Only train matching rows: O2, 'recipe=O*', 'O2, 64*'. Several add up.",
+)
+@click.option(
+    "--set",
+    "changes",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Change a setting of every training that no axis varies: --set data=fashion-mnist. Repeatable.",
 )
 @click.option("--steps", type=click.IntRange(min=1), help="Stop every training after this many steps, as a rehearsal.")
 @click.option("--csv", "csv_file", type=PATH, metavar="FILE", help="Also write the rows as CSV.")
@@ -63,6 +72,7 @@ class SweepOptions:
     metavar="FOLDER",
     help="Train nothing: print the rows that this folder holds so far, and write its page and CSV again.",
 )
+@click.option("--each-seed", is_flag=True, help="Print a row for every seed instead of mean, lowest and highest.")
 @click.option("--list", "list_them", is_flag=True, help="List the included sweeps.")
 @fills(SweepOptions)
 def sweep_command(options: SweepOptions) -> None:
@@ -88,7 +98,7 @@ def sweep_command(options: SweepOptions) -> None:
     from roundoff.experiments.sweep.definition import find_sweep, read_sweep
     from roundoff.experiments.sweep.sweep_folder import run_sweep
 
-    sweep = read_sweep(find_sweep(options.file))
+    sweep = read_sweep(find_sweep(options.file), changes=options.changes)
     sweep = sweep.only(*options.only) if options.only else sweep
     sweep = sweep.with_steps(options.steps) if options.steps else sweep
     folder = options.runs / (options.name or sweep.name)
@@ -103,7 +113,7 @@ def _show_stored(folder: Path, options: SweepOptions) -> NoReturn:
     """Print the rows that a folder holds so far, and write its page and CSV again."""
     from roundoff.experiments.sweep.sweep_folder import SweepFolder, write_results
 
-    if options.file or options.only or options.steps or options.resume or options.name:
+    if options.file or options.only or options.changes or options.steps or options.resume or options.name:
         raise UsageError.explain(
             "--show cannot be combined with options for training.",
             why="it only reads a folder.",
@@ -117,6 +127,7 @@ def _print_answer(
     rows: list[SweepRow], axes: tuple[str, ...], *, num_planned: int, folder: Path, options: SweepOptions
 ) -> NoReturn:
     """Print the rows and where the page is, and end with the exit code."""
+    from roundoff.experiments.sweep.seed_groups import has_several_seeds, seeds_table
     from roundoff.experiments.sweep.sweep_folder import SweepFolder
     from roundoff.experiments.sweep.sweep_rows import TEXT_COLUMNS, rows_csv, rows_table, summarize_rows
     from roundoff.runs import to_json
@@ -129,7 +140,8 @@ def _print_answer(
     if options.as_json:
         echo(to_json([row.to_object() for row in rows], indent=1))
     else:
-        table = text_table(rows_table(rows, axes), left={*axes, *TEXT_COLUMNS}, ruled=sys.stdout.isatty())
+        lines = seeds_table if has_several_seeds(rows) and not options.each_seed else rows_table
+        table = text_table(lines(rows, axes), left={*axes, *TEXT_COLUMNS}, ruled=sys.stdout.isatty())
         echo(f"{table}\n\n{summarize_rows(rows, num_planned=num_planned)}")
     echo(f"page  {SweepFolder(path=folder).page}", err=True)
     sys.exit(exit_code_of(any(row.failure for row in rows)))

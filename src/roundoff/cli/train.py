@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     "--data", default="digits", show_default=True, help="digits, fashion-mnist, idx:PATH, folder:PATH, text:PATH."
 )
 @click.option(
-    "--model", help="resnet-small, resnet18, resnet50, gpt-small, hf:CONFIG.  [default: one that suits the data]"
+    "--model",
+    help="resnet-small, resnet20, resnet18, resnet50, gpt-small, moe-small, hf:CONFIG.  "
+    "[default: one that suits the data]",
 )
 @click.option("--recipe", default="fp32", show_default=True, help="A recipe's name, or a TOML file.")
 @click.option("--wide", metavar="LIST", help="Layers that stay in fp32 whatever the recipe: any of router,head.")
@@ -60,7 +62,7 @@ if TYPE_CHECKING:
 @click.option("--ema", type=float, metavar="DECAY", help="Evaluate a moving average of the weights.")
 @click.option("--mixup", type=float, default=0.0, metavar="ALPHA", help="Mix pairs of images (mixup).")
 @click.option("--augment", metavar="LIST", help="Any of crop,flip,jitter, or none.  [default: depends on the data]")
-@click.option("--width", type=int, help="Width of resnet-small (16) or gpt-small (128).")
+@click.option("--width", type=int, help="Width of resnet-small and resnet20 (16), gpt-small and moe-small (128).")
 @click.option("--context", type=int, default=128, show_default=True, help="Context length of a text model, in bytes.")
 @click.option("--image-size", type=int, default=224, show_default=True, help="Side length of images from folders.")
 @click.option("--shrink", type=int, default=1, help="Downscale IDX images by this factor.")

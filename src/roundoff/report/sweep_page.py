@@ -9,6 +9,7 @@ from roundoff.report.loss_curve import loss_curve
 from roundoff.report.markup import Html, join_html, tag
 from roundoff.report.page import facts, page, section
 from roundoff.report.parts import Cell, Mark, TableColumn, TableRow, table
+from roundoff.report.spread_chart import Spread, spread_chart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +31,17 @@ class SweepPageRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OverSeeds:
+    """The rows with seeds put together: their table, and their spread by two axes if there are no others."""
+
+    columns: Sequence[TableColumn]
+    rows: Sequence[TableRow]
+    spreads: Mapping[str, Mapping[str, Spread]]
+    axis: str
+    """The second axis, which goes from left to right."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SweepPage:
     """Everything the page of a sweep shows; nothing of it is computed there."""
 
@@ -42,6 +54,7 @@ class SweepPage:
     """Settings of all rows, other than defaults."""
     defaults: Mapping[str, str]
     """Settings that have their default in all rows."""
+    over_seeds: OverSeeds | None = None
 
 
 def sweep_page(sweep: SweepPage) -> str:
@@ -50,9 +63,15 @@ def sweep_page(sweep: SweepPage) -> str:
         sweep.title,
         tag("p", sweep.summary, class_="verdict"),
         *([tag("p", sweep.description)] if sweep.description else []),
+        *([_over_seeds(sweep.over_seeds)] if sweep.over_seeds is not None else []),
         _rows(sweep),
         _settings(sweep),
     )
+
+
+def _over_seeds(over: OverSeeds) -> Html:
+    chart = [spread_chart(over.spreads, axis=over.axis, name="top-1")] if over.spreads else []
+    return section("Over all seeds", *chart, table(over.columns, over.rows, noun="combinations"))
 
 
 def _rows(sweep: SweepPage) -> Html:

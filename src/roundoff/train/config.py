@@ -12,12 +12,14 @@ from typing import NamedTuple
 from roundoff.errors import TrainError
 from roundoff.precision.recipe.recipe import FLAVOURS, ROLES, Role
 from roundoff.runs import JsonValue
-from roundoff.words import plural
+from roundoff.words import join_words, plural
 
-IMAGE_MODELS = ("resnet-small", "resnet18", "resnet50")
+IMAGE_MODELS = ("resnet-small", "resnet20", "resnet18", "resnet50")
+TEXT_MODELS = ("gpt-small", "moe-small")
+_WITH_WIDTH = ("resnet-small", "resnet20", *TEXT_MODELS)
 IMAGE_DATA = ("digits", "fashion-mnist", "idx:PATH", "folder:PATH")
 DATA = (*IMAGE_DATA, "text:PATH")
-MODELS = (*IMAGE_MODELS, "gpt-small", "hf:CONFIG")
+MODELS = (*IMAGE_MODELS, *TEXT_MODELS, "hf:CONFIG")
 OPTIMIZERS = ("sgd", "adam", "adamw", "bert-adam", "rmsprop", "adagrad", "adamax", "nadam", "radam")
 SCHEDULES = ("step", "cosine", "linear", "constant")
 AUGMENTATIONS = ("crop", "flip", "jitter")
@@ -46,7 +48,7 @@ class TrainConfig:
     data: str = "digits"
     model: str = "resnet-small"
     width: int | None = None
-    """Channels of the first stage of resnet-small, or of gpt-small's embedding; None: the model's default."""
+    """Channels of the first stage of resnet-small and resnet20, or of a text model's embedding; None: its default."""
     context: int = 128
     """Length of the windows of text data, in bytes."""
     image_size: int = 224
@@ -314,7 +316,7 @@ _USES = (
     _Use("shrink", 1, lambda c: c.data == "fashion-mnist" or c.data.startswith("idx:"), "fashion-mnist and idx:PATH"),
     _Use("image_size", 224, lambda c: c.data.startswith("folder:"), "folder:PATH"),
     _Use("context", 128, lambda c: c.is_text, "text:PATH"),
-    _Use("width", None, lambda c: c.model in ("resnet-small", "gpt-small"), "resnet-small and gpt-small"),
+    _Use("width", None, lambda c: c.model in _WITH_WIDTH, join_words(_WITH_WIDTH)),
     _Use("eps", None, lambda c: c.optimizer != "sgd", "optimizers other than sgd"),
     _Use("augment", None, lambda c: not c.is_text or c.augment == ("none",), "images"),
     _Use("mixup", 0.0, lambda c: not c.is_text, "images"),
@@ -346,7 +348,7 @@ def _check_model_fits_data(config: TrainConfig) -> None:
     if config.model.startswith("hf:"):
         return
     if config.is_text == (config.model in IMAGE_MODELS):
-        fitting = "gpt-small or hf:CONFIG" if config.is_text else ", ".join(IMAGE_MODELS) + " or hf:CONFIG"
+        fitting = ", ".join(TEXT_MODELS if config.is_text else IMAGE_MODELS) + " or hf:CONFIG"
         raise TrainError.explain(
             f"The model '{config.model}' cannot be trained on '{config.data}'.",
             why=f"it takes {'images' if config.is_text else 'text'}.",

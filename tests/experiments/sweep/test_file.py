@@ -39,6 +39,29 @@ def test_every_combination_is_a_training(tmp_path: Path):
     assert (last.recipe, last.batch_size, last.lr, last.epochs) == ("O2", 256, 0.05, 3)
 
 
+def test_settings_are_changed_without_editing_the_file(tmp_path: Path):
+    path = tmp_path / "my.toml"
+    path.write_text("[settings]\nwidth = 4\n[axes]\nseed = [0, 1]")
+    (first, _) = read_sweep(path, changes=["limit=64", "width=8", "model=resnet20"]).trainings
+    assert (first.config.limit, first.config.width, first.config.model) == (64, 8, "resnet20")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("limit", "--set limit has no value.\n  fix: for example --set data=fashion-mnist"),
+        ("seed=3", "--set seed would change nothing.\n  why: an axis of 'my.toml' varies it."),
+        ("limt=3", "--set has an unknown setting 'limt'."),
+    ],
+)
+def test_a_change_that_does_nothing_is_an_error(tmp_path: Path, change: str, message: str):
+    path = tmp_path / "my.toml"
+    path.write_text("[axes]\nseed = [0, 1]")
+    with pytest.raises(SweepError) as raised:
+        read_sweep(path, changes=[change])
+    assert str(raised.value).replace(f"{tmp_path}/", "").startswith(message)
+
+
 def test_trainings_write_no_runs_and_use_one_thread(tmp_path: Path):
     (training,) = sweep(tmp_path, "[axes]\nseed = [1]").trainings
     assert (training.config.runs, training.config.threads) == (None, 1)

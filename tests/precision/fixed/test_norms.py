@@ -23,6 +23,23 @@ def test_a_running_mean_of_100_is_reached_not_frozen_at_64():
     assert model.running_mean.item() == pytest.approx(100, abs=1e-3)
 
 
+def test_accumulated_on_quantized_values_statistics_are_frozen_far_from_the_truth():
+    """What the library does whose numbers `accumulated` reproduces; the two tests next to this one are the cure."""
+    torch.manual_seed(0)
+    settings = FixedPointSettings.uniform(bits=4, compat="nics")
+    mean, variances = nn.BatchNorm1d(1), nn.BatchNorm1d(8)
+    for model in (mean, variances):
+        convert_to_fixed_point(model, settings, norms="accumulated")
+    x, spread = torch.tensor([[99.0], [101.0]]), 2.0 ** -torch.arange(8)
+    for _ in range(200):
+        mean(x)
+        variances(torch.randn(64, 8) * spread)
+    # Each step adds a tenth of 36, which is less than half of the quantizer's step of 8.
+    assert mean.running_mean.item() == pytest.approx(64 + 3.6, abs=1e-3)
+    far = variances.running_var > 2 * spread.square()
+    assert int(far.sum()) >= 5
+
+
 def test_running_variances_do_not_become_zero():
     torch.manual_seed(0)
     model = nn.BatchNorm1d(8)

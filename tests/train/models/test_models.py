@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from torch import nn
 from roundoff.errors import TrainError
 from roundoff.train import TrainConfig, train
 from roundoff.train.data import load_data
-from roundoff.train.models import GPT, build_model, resnet18, resnet50, resnet_small
+from roundoff.train.models import GPT, build_model, resnet18, resnet20, resnet50, resnet_small
 
 
 def num_parameters(model: nn.Module) -> int:
@@ -19,6 +20,13 @@ def test_the_big_networks_have_the_sizes_of_the_paper():
     with torch.device("meta"):
         assert num_parameters(resnet18(num_classes=1000, channels=3)) == 11_689_512
         assert num_parameters(resnet50(num_classes=1000, channels=3)) == 25_557_032
+
+
+def test_the_twenty_layers_have_the_size_of_the_paper_besides_shortcuts_that_are_learned():
+    model = resnet20(num_classes=10, channels=3, width=16)
+    shortcuts = sum(num_parameters(stage[0].shortcut) for stage in model.stages)
+    assert num_parameters(model) - shortcuts == 269_722
+    assert len([each for each in model.modules() if isinstance(each, nn.Conv2d)]) - 2 + 1 == 20  # and the head
 
 
 @pytest.mark.parametrize("size", [7, 8, 28, 32])
@@ -39,6 +47,26 @@ def test_a_place_of_text_is_answered_without_what_follows_it():
     changed[0, 5:] = 0
     assert torch.allclose(model(tokens)[0, :5], model(changed)[0, :5], atol=1e-6)
     assert not torch.allclose(model(tokens)[0, 5:], model(changed)[0, 5:], atol=1e-3)
+
+
+def test_every_position_is_the_weighted_sum_of_the_two_experts_that_its_router_prefers():
+    torch.manual_seed(0)
+    mixture = GPT(vocabulary=256, context=8, width=32, num_experts=4).blocks[0].mlp
+    x = torch.randn(2, 3, 32)
+    logits, chosen = mixture.router(x).topk(2)
+    for place in [(0, 0), (0, 2), (1, 1)]:
+        weights = logits[place].softmax(0)
+        experts = [mixture.experts[number](x[place]) for number in chosen[place].tolist()]
+        assert torch.allclose(mixture(x)[place], weights[0] * experts[0] + weights[1] * experts[1], atol=1e-6)
+
+
+def test_a_small_mixture_of_experts_trains_in_low_precision_with_its_routers_wide(tmp_path: Path):
+    config = replace(text_config(tmp_path, "moe-small"), width=32, epochs=8, batch_size=16, optimizer="adamw", lr=0.02)
+    config = replace(config, lr_scaling=False)
+    plain = train(replace(config, runs=None))
+    narrow = train(replace(config, runs=None, recipe="fp8-block", wide=("router",)))
+    assert plain.losses[-1] < plain.losses[0] / 2
+    assert narrow.losses[-1] < narrow.losses[0] / 2
 
 
 def test_a_text_shorter_than_the_context_is_taken():

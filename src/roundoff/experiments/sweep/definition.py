@@ -22,7 +22,7 @@ import fnmatch
 import hashlib
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -174,8 +174,8 @@ class Sweep:
 _KEYS = ("name", "description", "settings", "axes")
 
 
-def read_sweep(path: Path) -> Sweep:
-    """Read a sweep file.
+def read_sweep(path: Path, *, changes: Sequence[str] = ()) -> Sweep:
+    """Read a sweep file. `changes` are settings of every training, as `name=value`, that replace those of the file.
 
     Raises:
         SweepError: the file cannot be read, or something in it is invalid; the message names file and key.
@@ -190,10 +190,25 @@ def read_sweep(path: Path) -> Sweep:
         raise SweepError.explain(f"Sweep file '{path}' cannot be read.", why=f"{why}.", fix=fix) from error
     except tomllib.TOMLDecodeError as error:
         raise SweepError.explain(f"Sweep file '{path}' is not valid TOML.", why=f"{error}.") from error
-    return _parse_sweep(table, path=path)
+    return _parse_sweep(table, path=path, changes=dict(map(_parse_change, changes)))
 
 
-def _parse_sweep(table: Mapping[str, Any], *, path: Path) -> Sweep:
+def _parse_change(text: str) -> tuple[str, Any]:
+    """Return name and value of a setting written as in a sweep file, in which quotes may be left out.
+
+    >>> _parse_change("limit=6000"), _parse_change("data=fashion-mnist")
+    (('limit', 6000), ('data', 'fashion-mnist'))
+    """
+    name, equals, value = text.partition("=")
+    if not equals or not value.strip():
+        raise SweepError.explain(f"--set {text} has no value.", fix="for example --set data=fashion-mnist")
+    try:
+        return name.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return name.strip(), value.strip()
+
+
+def _parse_sweep(table: Mapping[str, Any], *, path: Path, changes: Mapping[str, Any]) -> Sweep:
     for key in table:
         if key not in _KEYS:
             raise SweepError.explain(
@@ -205,7 +220,12 @@ def _parse_sweep(table: Mapping[str, Any], *, path: Path) -> Sweep:
     if not isinstance(settings, dict):
         raise SweepError.explain(f"'settings' of '{path}' is invalid: {settings!r}.", why="it is a table: [settings]")
     check_names(settings, where=f"[settings] of '{path}'")
+    check_names(changes, where="--set")
+    settings = merge_settings(settings, changes)
     grids = read_axes(table.get("axes"), known=SWEEP_SETTINGS, where=str(path))
+    for name in changes:
+        if any(name in group for axes in grids for axis in axes.values() for group in axis.values()):
+            raise SweepError.explain(f"--set {name} would change nothing.", why=f"an axis of '{path}' varies it.")
     trainings = [training for axes in grids for training in _expand_axes(axes, settings, path=path)]
     _check_no_duplicates(trainings, path=path)
     return Sweep(

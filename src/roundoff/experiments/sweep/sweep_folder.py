@@ -14,6 +14,14 @@ from roundoff.experiments.engine.scheduler import Backend, run_tasks
 from roundoff.experiments.experiment_folder import ExperimentFolder
 from roundoff.experiments.sweep.axes import SWEEP_SETTINGS, setting_text
 from roundoff.experiments.sweep.definition import PlannedTraining, Sweep
+from roundoff.experiments.sweep.seed_groups import (
+    SEED_AXIS,
+    group_by_labels,
+    has_several_seeds,
+    seed_columns,
+    seed_row,
+    spreads_by_axes,
+)
 from roundoff.experiments.sweep.sweep_rows import (
     RowColumn,
     SweepRow,
@@ -26,7 +34,7 @@ from roundoff.experiments.sweep.sweep_rows import (
 )
 from roundoff.files import write_atomically
 from roundoff.report.parts import Cell, Mark, TableColumn
-from roundoff.report.sweep_page import SweepPage, SweepPageRow, sweep_page
+from roundoff.report.sweep_page import OverSeeds, SweepPage, SweepPageRow, sweep_page
 from roundoff.runs import Metrics
 from roundoff.runs.files.lines import read_lines
 from roundoff.train import TrainConfig
@@ -173,6 +181,18 @@ def make_sweep_page(sweep: StoredSweep, folder: SweepFolder) -> SweepPage:
         ],
         common=_setting_texts({name: value for name, value in common.items() if value != defaults[name]}),
         defaults=_setting_texts({name: value for name, value in common.items() if value == defaults[name]}),
+        over_seeds=_over_seeds(rows, sweep.axes) if has_several_seeds(rows) else None,
+    )
+
+
+def _over_seeds(rows: Sequence[SweepRow], axes: Sequence[str]) -> OverSeeds:
+    groups = group_by_labels(rows)
+    columns = seed_columns(groups, axes)
+    return OverSeeds(
+        columns=columns,
+        rows=[seed_row(group, columns) for group in groups],
+        spreads=spreads_by_axes(rows, axes),
+        axis=next((axis for axis in reversed(axes) if axis != SEED_AXIS), ""),
     )
 
 

@@ -53,7 +53,8 @@ def convert_to_fixed_point(
             one forward stay float.
         settings: The settings of each kind of tensor; by default 8 bits, biases 16.
         norms: Replaces `settings.norms`: `float` leaves the parameters and running statistics of norms alone,
-            `quantized` quantizes them on use. The statistics always accumulate in float.
+            `quantized` quantizes them on use, and the statistics accumulate in float; with `accumulated` they
+            accumulate on quantized values, as in nics_fix_pt: each step starts from statistics that were rounded.
 
     Raises:
         RecipeError: an override matches nothing in the model, or the model is already converted.
@@ -362,11 +363,13 @@ class _Conversion:
         for name, module in model.named_modules():
             if module in read_by_parent:
                 continue
-            quantizers = ModuleQuantizers(name=site_of(name), clock=self.clock)
+            quantizers = ModuleQuantizers(
+                name=site_of(name), clock=self.clock, accumulates_rounded=self.settings.norms == "accumulated"
+            )
             self._add_parameters(quantizers, module, "")
             for child_name, child in _never_called(module):
                 self._add_parameters(quantizers, child, child_name)
-            if self.settings.norms == "quantized":
+            if self.settings.norms != "float":
                 self._add_statistics(quantizers, module)
             if not isinstance(module, _ONLY_PASS_ON):
                 for place in range(_NUM_OUTPUTS.get(type(module), 1)):

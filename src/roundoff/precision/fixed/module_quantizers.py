@@ -64,6 +64,8 @@ class ModuleQuantizers:
     parameters: list[ParameterUse] = field(default_factory=list)
     statistics: dict[str, Quantizer] = field(default_factory=dict)
     outputs: list[QuantizerWithGradient] = field(default_factory=list)
+    accumulates_rounded: bool = False
+    """Whether the running statistics are rounded before each step adds to them."""
 
     def each(self) -> Iterator[tuple[str, Quantizer]]:
         """Yield every quantizer with the name of the child that owns its scale."""
@@ -109,12 +111,19 @@ class ModuleQuantizers:
                 self._quantize_parameter(module.get_submodule(use.child), use, hidden)
         if hidden and isinstance(module, nn.RNNBase) and (weights := flat_weights(module)) is not None:
             _replace_attribute(module.__dict__, FLAT_WEIGHTS, weights, hidden, before=getattr(module, FLAT_WEIGHTS))
-        if not module.training:
-            for name, quantizer in self.statistics.items():
-                value = module._buffers.get(name)
-                if value is not None and quantizer.is_active:
-                    quantized = quantizer.quantize(_scale(module, quantizer), value, training=False).values
-                    _replace_attribute(module.__dict__, name, quantized, hidden)
+        if not module.training or self.accumulates_rounded:
+            self._quantize_statistics(module, hidden)
+
+    def _quantize_statistics(self, module: nn.Module, hidden: list[_Hidden]) -> None:
+        for name, quantizer in self.statistics.items():
+            value = module._buffers.get(name)
+            if value is None or not quantizer.is_active:
+                continue
+            quantized = quantizer.quantize(_scale(module, quantizer), value, training=module.training).values
+            if module.training:
+                value.copy_(quantized)
+            else:
+                _replace_attribute(module.__dict__, name, quantized, hidden)
 
     def after(self, module: nn.Module, args: Any, output: Any) -> Any:
         """Remove the quantized tensors and quantize the output; also called after an exception."""

@@ -131,7 +131,7 @@ TensorKind = Literal["weight", "bias", "activation", "gradient", "error", "norm"
 """`gradient` is the gradient of parameters, `error` that of activations; `norm` are the parameters of norms, `buffer`
 their running statistics."""
 KINDS: Final[tuple[TensorKind, ...]] = get_args(TensorKind)
-Norms = Literal["float", "quantized"]
+Norms = Literal["float", "quantized", "accumulated"]
 _NARROW: Final = TensorSetting(bits=8)
 _WIDE: Final = TensorSetting(bits=16)
 _TABLES: Final[tuple[str, ...]] = ("types", "sites")
@@ -161,7 +161,8 @@ class FixedPointSettings:
     norm: TensorSetting = _WIDE
     buffer: TensorSetting = _WIDE
     norms: Norms = "float"
-    """`float` leaves the parameters and running statistics of norms alone; `quantized` quantizes them on use."""
+    """`float` leaves the parameters and running statistics of norms alone; `quantized` quantizes them on use;
+    `accumulated` also accumulates the statistics on quantized values, as nics_fix_pt does, where they can get stuck."""
     types: Overrides = field(default_factory=dict)
     sites: Overrides = field(default_factory=dict)
 

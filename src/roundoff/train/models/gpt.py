@@ -1,4 +1,4 @@
-"""A small GPT: a transformer that predicts the next byte."""
+"""A small GPT, a transformer that predicts the next byte, with one MLP per block or with several experts."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 _NUM_BLOCKS = 4
 _HEAD_WIDTH = 32
+_NUM_CHOSEN = 2
 
 
 class CausalAttention(nn.Module):
@@ -31,15 +32,43 @@ class CausalAttention(nn.Module):
         return result
 
 
-class Block(nn.Module):
-    """Attention, then an MLP, both with a norm before and a residual connection around them."""
+class Experts(nn.Module):
+    """A mixture of experts: a router sends every position to two of several MLPs and weights their results.
 
-    def __init__(self, width: int, num_heads: int) -> None:
+    There is no loss that balances the load: at this size all experts are used without it.
+    """
+
+    def __init__(self, width: int, num_experts: int) -> None:
+        super().__init__()
+        self.router = nn.Linear(width, num_experts, bias=False)
+        self.experts = nn.ModuleList(_mlp(width, 2 * width) for _ in range(num_experts))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return features of the same shape."""
+        rows = x.reshape(-1, x.shape[-1])
+        logits, chosen = self.router(rows).topk(_NUM_CHOSEN, dim=-1)
+        weights = logits.softmax(-1)
+        result = torch.zeros_like(rows)
+        for number, expert in enumerate(self.experts):
+            row, nth = (chosen == number).nonzero(as_tuple=True)
+            part = expert(rows[row]) * weights[row, nth, None]
+            result = result.index_add(0, row, part.to(result.dtype))
+        return result.view_as(x)
+
+
+def _mlp(width: int, hidden: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
+
+
+class Block(nn.Module):
+    """Attention, then an MLP or experts, both with a norm before and a residual connection around them."""
+
+    def __init__(self, width: int, num_heads: int, num_experts: int) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(width)
         self.attn = CausalAttention(width, num_heads)
         self.norm2 = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.mlp = Experts(width, num_experts) if num_experts else _mlp(width, 4 * width)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return features of the same shape."""
@@ -49,15 +78,18 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Four blocks between an embedding and a linear head: 0.86 million parameters at width 128."""
+    """Four blocks between an embedding and a linear head: 0.86 million parameters at width 128.
 
-    def __init__(self, *, vocabulary: int, context: int, width: int) -> None:
+    With `num_experts` each block has that many MLPs of half the size, of which every position uses two.
+    """
+
+    def __init__(self, *, vocabulary: int, context: int, width: int, num_experts: int = 0) -> None:
         super().__init__()
         num_heads = max(1, width // _HEAD_WIDTH)
         width = math.ceil(width / num_heads) * num_heads
         self.tokens = nn.Embedding(vocabulary, width)
         self.places = nn.Embedding(context, width)
-        self.blocks = nn.ModuleList(Block(width, num_heads) for _ in range(_NUM_BLOCKS))
+        self.blocks = nn.ModuleList(Block(width, num_heads, num_experts) for _ in range(_NUM_BLOCKS))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary, bias=False)
         _initialise(self)
@@ -76,7 +108,12 @@ def _initialise(model: GPT) -> None:
     """Initialise weights as GPT-2 does: small, and smaller before residual connections."""
     for name, parameter in model.named_parameters():
         if parameter.ndim == 2:
-            std = 0.02 / math.sqrt(2 * _NUM_BLOCKS) if name.endswith(("attn.out.weight", "mlp.2.weight")) else 0.02
+            std = 0.02 / math.sqrt(2 * _NUM_BLOCKS) if _is_before_a_sum(name) else 0.02
             nn.init.normal_(parameter, std=std)
         elif name.endswith("bias"):
             nn.init.zeros_(parameter)
+
+
+def _is_before_a_sum(name: str) -> bool:
+    """Whether a weight is the last one before a residual connection."""
+    return name.endswith("attn.out.weight") or (".mlp." in name and name.endswith(".2.weight"))

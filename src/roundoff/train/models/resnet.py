@@ -1,4 +1,4 @@
-"""Residual networks: a small one for small images, and the 18 and 50 layers of He et al. (2015)."""
+"""Residual networks: two for small images, and the 18 and 50 layers of He et al. (2015)."""
 
 from __future__ import annotations
 
@@ -94,6 +94,12 @@ def resnet_small(*, num_classes: int, channels: int, width: int) -> ResNet:
     """Return 3 stages of one block each for images of 7 to 64 pixels: 78 thousand parameters at width 16."""
     stem = _stem(channels, width, kernel=3, stride=1)
     return ResNet(stem, BasicBlock, num_blocks=(1, 1, 1), width=width, num_classes=num_classes)
+
+
+def resnet20(*, num_classes: int, channels: int, width: int) -> ResNet:
+    """Return the 20-layer network for small images, 3 stages of three blocks: 0.27 million parameters at width 16."""
+    stem = _stem(channels, width, kernel=3, stride=1)
+    return ResNet(stem, BasicBlock, num_blocks=(3, 3, 3), width=width, num_classes=num_classes)
 
 
 def resnet18(*, num_classes: int, channels: int) -> ResNet:
