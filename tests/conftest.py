@@ -27,13 +27,14 @@ SLOW = (
     "watch/test_accelerate.py",
     "watch/test_huggingface.py",
     "watch/test_lightning.py",
+    "watch/test_recipes.py",
     "**/test_kinds*.py",
     "**/test_planted_*.py",
     "**/test_ranks.py",
 )
 """Whole folders and files that train in other processes, open a browser or load another framework."""
-MAX_FAST_CASES = 20
-"""Of a test of a room with more parameters than this, only so many are fast, evenly spread."""
+MAX_FAST_CASES = 8
+"""Of a test in a folder with more cases than this, only this many are fast, evenly spread."""
 
 
 def _is_slow(path: Path) -> bool:
