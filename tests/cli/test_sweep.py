@@ -184,7 +184,8 @@ def test_trains_for_real():
 
 def test_lists_the_sweeps_that_come_along():
     lines = invoke("--list").stdout.splitlines()
-    assert [line.split()[0] for line in lines] == ["activations", "fixed-point", "loss-scaling", "underflow"]
+    names = ["activations", "fixed-point", "loss-scaling", "norm-statistics", "underflow"]
+    assert [line.split()[0] for line in lines] == names
     assert all(len(line) <= 140 for line in lines)
 
 

@@ -151,7 +151,7 @@ def _listing() -> str:
     from roundoff.experiments.sweep.definition import read_sweep, shipped_sweeps
 
     sweeps = [read_sweep(path) for path in shipped_sweeps()]
-    lines = [f"{sweep.name:14} {len(sweep.trainings):3} rows  {sweep.description.splitlines()[0]}" for sweep in sweeps]
+    lines = [f"{sweep.name:15} {len(sweep.trainings):3} rows  {sweep.description.splitlines()[0]}" for sweep in sweeps]
     return "\n".join(line if len(line) <= columns() else f"{line[: columns() - 4]} ..." for line in lines)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from roundoff.report.markup import Html, tag
 
-_WIDTH, _HEIGHT = 720, 320
+_WIDTH, _HEIGHT = 860, 320
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 150, 12, 34
 _COLOURS = ("#0b63b0", "#c2410c", "#15803d", "#7e22ce", "#a16207", "#0f766e", "#be123c", "#475569")
 

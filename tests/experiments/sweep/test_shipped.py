@@ -8,9 +8,9 @@ from roundoff.experiments.sweep.definition import find_sweep, read_sweep, shippe
 from roundoff.experiments.sweep.sweep_folder import run_sweep
 
 
-def test_four_sweeps_come_along():
+def test_five_sweeps_come_along():
     sizes = {path.stem: len(read_sweep(path).trainings) for path in shipped_sweeps()}
-    assert sizes == {"activations": 15, "fixed-point": 46, "loss-scaling": 36, "underflow": 220}
+    assert sizes == {"activations": 15, "fixed-point": 46, "loss-scaling": 36, "norm-statistics": 72, "underflow": 200}
 
 
 @pytest.mark.parametrize("path", shipped_sweeps(), ids=lambda path: path.stem)
@@ -49,7 +49,8 @@ def test_an_unknown_name_is_answered_with_those_there_are():
         find_sweep("loss-scalling")
     assert str(raised.value) == (
         "No sweep 'loss-scalling'.\n"
-        "  why: there is no such file, and the included sweeps are activations, fixed-point, loss-scaling, underflow.\n"
+        "  why: there is no such file, and the included sweeps are "
+        "activations, fixed-point, loss-scaling, norm-statistics, underflow.\n"
         "  fix: did you mean 'loss-scaling'?"
     )
 

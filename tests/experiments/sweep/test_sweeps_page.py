@@ -14,11 +14,14 @@ def test_the_file_on_the_page_is_a_sweep(tmp_path: Path):
     assert names == ["fp32, small", "fp32, large", "O2, small", "O2, large"]
 
 
-def test_the_page_has_a_row_for_every_training_that_comes_along():
+def test_the_page_has_a_row_for_every_training_that_comes_along_or_one_for_all_its_seeds():
     for path in shipped_sweeps():
         sweep = read_sweep(path)
-        (table,) = re.findall(rf"roundoff sweep {sweep.name} --jobs 2\n(.*?)```", PAGE, re.S)
-        lines = [re.split(r"  +", line) for line in table.splitlines()]
-        assert lines[0][: len(sweep.axes)] == list(sweep.axes)
-        labels = [[training.labels.get(axis, "-") for axis in sweep.axes] for training in sweep.trainings]
-        assert [line[: len(sweep.axes)] for line in lines[1:]] == labels
+        ((each_seed, table),) = re.findall(
+            rf"roundoff sweep {sweep.name} --jobs 2( --each-seed)?\n(.*?)```", PAGE, re.S
+        )
+        axes = [axis for axis in sweep.axes if axis != "seed" or each_seed]
+        lines = [tuple(re.split(r"  +", line)[: len(axes)]) for line in table.splitlines()]
+        assert lines[0] == tuple(axes)
+        labels = [tuple(training.labels.get(axis, "-") for axis in axes) for training in sweep.trainings]
+        assert lines[1:] == list(dict.fromkeys(labels))
