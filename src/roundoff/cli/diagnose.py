@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from roundoff.cli.options import PATH, exit_zero_option, fills, json_option
-from roundoff.cli.terminal import ExitCode, columns, echo
+from roundoff.cli.terminal import ExitCode, echo
 from roundoff.errors import UsageError
 from roundoff.files import write_output
 from roundoff.progress import waiting
@@ -49,7 +49,7 @@ def diagnose_command(options: DiagnoseOptions) -> None:
     training step.
     """
     from roundoff.diagnose import diagnose_and_save
-    from roundoff.report import answers_text, verdict_text
+    from roundoff.report import answers_text, verdict_screen
     from roundoff.runs import Answer, Run, to_json
 
     run = Run.open(options.path)
@@ -70,7 +70,7 @@ def diagnose_command(options: DiagnoseOptions) -> None:
         }
         echo(to_json(answer, indent=1))
     else:
-        echo(verdict_text(run, diagnosis, width=columns()))
+        click.echo(verdict_screen(run, diagnosis, sys.stdout), color=True)
         if options.explain:
             echo(answers_text(diagnosis.answers))
     sys.exit(ExitCode.CLEAN if options.exit_zero else exit_code(diagnosis))

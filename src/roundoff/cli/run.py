@@ -27,7 +27,7 @@ from roundoff.cli.options import (
     runs_option,
     script_arguments,
 )
-from roundoff.cli.terminal import DiagnosisSignals, ExitCode, ScriptEnding, can_draw, columns, echo
+from roundoff.cli.terminal import DiagnosisSignals, ExitCode, ScriptEnding, echo
 from roundoff.progress import waiting
 
 if TYPE_CHECKING:
@@ -320,7 +320,7 @@ def _diagnose(
     The training has ended and must not fail because of what is found, or not found out, about it.
     """
     from roundoff.diagnose import diagnose_and_save
-    from roundoff.report import verdict_text
+    from roundoff.report import verdict_screen
     from roundoff.runs import Run, to_json
 
     try:
@@ -335,8 +335,7 @@ def _diagnose(
             findings = [finding.to_object() for finding in diagnosis.findings]
             echo(to_json({"run": str(folder), **facts, **diagnosis.coverage.to_object(), "findings": findings}))
         else:
-            draws = can_draw(sys.stderr)
-            echo(verdict_text(run, diagnosis, watched=watched, width=columns(), draws=draws), err=True)
+            click.echo(verdict_screen(run, diagnosis, sys.stderr, watched=watched), err=True, color=True)
     except Exception as error:
         reason = str(error).partition("\n")[0] or type(error).__name__
         echo(f"roundoff: the run could not be diagnosed, so nothing is known about it: {reason}", err=True)

@@ -7,7 +7,6 @@ import codecs
 import errno
 import os
 import select
-import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -20,12 +19,9 @@ from typing import Any, TextIO
 import click
 from click.exceptions import Exit
 
+from roundoff.console import can_draw, escape_controls
 from roundoff.errors import RoundoffError, UsageError
-from roundoff.words import escape_controls
 
-MAX_COLUMNS = 100
-_MIN_COLUMNS = 40
-_DRAWN = "─…█"
 _PLAIN = str.maketrans("─…▁▂▃▄▅▆▇█━", "-~_.,:-=+#-")
 """ASCII replacements for the characters that curves and rules are drawn with."""
 _ERRORS = "roundoff.plain"
@@ -34,20 +30,6 @@ _ERRORS = "roundoff.plain"
 def echo(text: object, *, err: bool = False, nl: bool = True) -> None:
     """Print text; control characters, which names from files may hold, are shown and not sent to the terminal."""
     click.echo(escape_controls(str(text)), err=err, nl=nl)
-
-
-def columns() -> int:
-    """Return how wide text may be: the width of the terminal, or COLUMNS, at most 100; in a pipe 100."""
-    return max(_MIN_COLUMNS, min(MAX_COLUMNS, shutil.get_terminal_size((MAX_COLUMNS, 24)).columns))
-
-
-def can_draw(stream: TextIO) -> bool:
-    """Whether a stream knows the characters that lines and curves are drawn with."""
-    try:
-        _DRAWN.encode(stream.encoding or "ascii")
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True
 
 
 def show_plainly(stream: TextIO) -> None:

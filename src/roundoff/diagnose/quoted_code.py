@@ -66,6 +66,11 @@ def _quote(run: Run, source: str) -> JsonValue:
     return None
 
 
+def find_source(run: Run, source: str) -> Path | None:
+    """Return the file of a source line, `model.py:41`, if it is here."""
+    return next((path.absolute() for path in _candidates(run, source.rpartition(":")[0])), None)
+
+
 def _candidates(run: Run, name: str) -> Iterator[Path]:
     """Yield where a file may be whose path was shortened (`record/source_lines.py`)."""
     path = PurePosixPath(name)

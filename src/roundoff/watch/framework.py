@@ -21,7 +21,6 @@ from roundoff.watch.process.process_guard import ProcessGuard
 from roundoff.watch.settings import WatchSettings
 from roundoff.watch.watch import Watch
 from roundoff.watch.watching import next_folder, start_watching
-from roundoff.words import escape_controls
 
 
 class FrameworkWatch:
@@ -78,8 +77,8 @@ class FrameworkWatch:
             self.watch.training_failed = True
         self._open.close()
         if rank() == 0:
-            self.findings, screen = self.watch.diagnose()
-            print(escape_controls(screen), file=sys.stderr)
+            self.findings = self.watch.findings
+            print(self.watch.verdict(stream=sys.stderr), file=sys.stderr)
 
     def _end_at_exit(self) -> None:
         self.end(getattr(sys, "last_value", None) or RuntimeError("the training did not report its end"))
