@@ -38,6 +38,8 @@ from roundoff.replay.state import Training
 from roundoff.replay.step_tape import BackwardEntry, ModelEntry, StepEntry
 from roundoff.replay.tape_recorder import TapeRecorder
 from roundoff.report import verdict_screen, verdict_text, watched_text
+from roundoff.report.markup import tag
+from roundoff.report.notebook import InlinePage, inline_page, run_html
 from roundoff.report.tensorboard import TensorBoard
 from roundoff.runs import (
     Anomaly,
@@ -350,6 +352,21 @@ class Watch(LoopFollower):
         else:
             screen = verdict_screen(run, diagnosis, stream, watched=watched)
         return "\n".join([*(escape_controls(f"roundoff: {complaint}") for complaint in self.complaints), screen])
+
+    def __repr__(self) -> str:
+        state = plural(len(self.findings), "finding") if self.has_ended else "running"
+        return f"<Watch {self.folder}: {plural(self.num_steps, 'step')}, {state}>"
+
+    def _repr_html_(self) -> str:
+        if not self.has_ended:
+            return tag("p", f"{self!r}; so far {plural(len(self.anomalies), 'anomaly', 'anomalies')}")
+        self.diagnosis()
+        return run_html(Run.open(self.folder))
+
+    def page(self) -> InlinePage:
+        """Return the page that `roundoff report` writes; a notebook shows it inside the cell."""
+        self.diagnosis()
+        return inline_page(Run.open(self.folder))
 
     def diagnosis(self) -> Diagnosis:
         """Diagnose what was seen, once, when the block has ended; the findings go into findings.json."""

@@ -25,6 +25,7 @@ from roundoff.compare.checkpoints.compared_pair import (
     sample_values,
     samples_agree,
 )
+from roundoff.compare.shown_comparison import ShownComparison
 from roundoff.runs import JsonValue
 
 MAX_GROUP = 2000
@@ -37,8 +38,8 @@ RELATED_COSINE = 0.5
 """The minimum cosine of two states of one parameter; unrelated ones are far below."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointComparison:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class CheckpointComparison(ShownComparison):
     """Two checkpoints, pair by pair."""
 
     reference: str

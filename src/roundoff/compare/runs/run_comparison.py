@@ -16,6 +16,7 @@ from roundoff.compare.runs.expected_distance import spread_of, unit_of
 from roundoff.compare.runs.step_comparison import StepWalk
 from roundoff.compare.settings.setting_comparison import differing_settings
 from roundoff.compare.settings.setting_difference import SettingDifference
+from roundoff.compare.shown_comparison import ShownComparison
 from roundoff.errors import CompareError, RoundoffError
 from roundoff.formats import format_named
 from roundoff.precision import Recipe, find_recipe
@@ -28,8 +29,8 @@ MIN_COMMON_SHARE = 0.4
 """Runs are of different models if a smaller share of their ops lines up."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunComparison:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class RunComparison(ShownComparison):
     """How two runs differ: where first, by how much, and what they were made of."""
 
     divergence: Divergence | None

@@ -13,6 +13,7 @@ from typing import Literal
 from roundoff.checkpoints.checkpoint import StoredTensor
 from roundoff.checkpoints.pair.layer_groups import without_ones
 from roundoff.checkpoints.pair.name_map import expand_name_map
+from roundoff.compare.shown_comparison import ShownComparison
 from roundoff.compare.tensors.tensor_distance import TensorDistance
 from roundoff.compare.tensors.tensor_files import DistanceCache, TensorSource, open_tensors
 from roundoff.errors import CompareError
@@ -50,8 +51,8 @@ class JudgedPair:
         return self.verdict in (TensorVerdict.DIFFERENT, TensorVerdict.OTHER_SHAPE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorsComparison:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class TensorsComparison(ShownComparison):
     """Saved tensors of a reference and a candidate, pair by pair."""
 
     reference: str
