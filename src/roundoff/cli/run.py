@@ -21,13 +21,14 @@ from roundoff.cli.options import (
     Share,
     fills,
     json_option,
+    log_to_option,
     name_option,
     no_data_option,
     repeatable_options,
     runs_option,
     script_arguments,
 )
-from roundoff.cli.terminal import DiagnosisSignals, ExitCode, ScriptEnding, echo
+from roundoff.cli.terminal import DiagnosisSignals, ExitCode, ScriptEnding, echo, log_to
 from roundoff.progress import waiting
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class RunOptions(ScriptOptions):
     probe_seconds: float
     hang_after: float | None
     tensorboard: Path | None
+    log_to: tuple[str, ...]
     ops: bool
     sync: bool
     valgrind: bool
@@ -145,6 +147,7 @@ class RunOptions(ScriptOptions):
     help="Treat the run as hung after SECONDS without progress.",
 )
 @click.option("--tensorboard", type=PATH, metavar="DIR", help="Also write scalars and histograms for TensorBoard.")
+@log_to_option
 @click.option("--ops", is_flag=True, help="Log every op, to name the one that crashes or hangs (slower).")
 @click.option("--sync", is_flag=True, help="Run device ops synchronously; prints the environment variables it sets.")
 @click.option("--valgrind", is_flag=True, help="Run under valgrind and report leaks by native frame (very slow).")
@@ -179,7 +182,7 @@ def run_command(options: RunOptions) -> None:
         nonlocal code_for_findings
         if rank == 0:
             folder = _move_to_runs(folder, options)
-            code_for_findings = options.exit_code(0, _diagnose(folder, as_json=options.as_json))
+            code_for_findings = options.exit_code(0, _diagnose(folder, options))
 
     code = supervise(
         lambda guard: _train(options, guard, began=began),
@@ -250,7 +253,7 @@ def _train(options: RunOptions, guard: ProcessGuard, *, began: float) -> int:
         if watch.rank == 0 and not guard.is_reported:
             with _in_folder(started_in):
                 folder = watch.folder if options.runs.is_absolute() else Path(os.path.relpath(watch.folder))
-                diagnosis = _report(watch, folder, as_json=options.as_json)
+                diagnosis = _report(watch, folder, options)
     except KeyboardInterrupt:
         if code is None:
             raise
@@ -297,7 +300,7 @@ def _in_folder(folder: Path) -> Iterator[None]:
                 os.chdir(before)
 
 
-def _report(watch: Watch, folder: Path, *, as_json: bool) -> Diagnosis | None:
+def _report(watch: Watch, folder: Path, options: RunOptions) -> Diagnosis | None:
     """Diagnose the run that has ended and print the verdict."""
     from roundoff.errors import RoundoffError
     from roundoff.record.process_info import local_ranks
@@ -309,11 +312,11 @@ def _report(watch: Watch, folder: Path, *, as_json: bool) -> Diagnosis | None:
     with suppress(RoundoffError, OSError, MemoryError):
         others = {*Run.open(folder).ranks, *local_ranks()} - {watch.rank}  # one that is late has left no files yet
         wait_for_endings(folder, ranks=others)  # what they saw is part of the run
-    return _diagnose(folder, watch=watch, as_json=as_json)
+    return _diagnose(folder, options, watch=watch)
 
 
 def _diagnose(
-    folder: Path, *, as_json: bool, watch: Watch | None = None, watched: str | None = None
+    folder: Path, options: RunOptions, *, watch: Watch | None = None, watched: str | None = None
 ) -> Diagnosis | None:
     """Diagnose a run and print the verdict; None if that failed, which is said in one line.
 
@@ -331,7 +334,8 @@ def _diagnose(
         if watch is not None:
             watched = watch.watched_text(folder)
             facts = {"steps": watch.num_steps, "seconds": watch.seconds, "cost": watch.cost}
-        if as_json:
+        log_to(run, options.log_to)
+        if options.as_json:
             findings = [finding.to_object() for finding in diagnosis.findings]
             echo(to_json({"run": str(folder), **facts, **diagnosis.coverage.to_object(), "findings": findings}))
         else:
@@ -357,7 +361,7 @@ def _run_under_valgrind(options: RunOptions) -> int:
     writer = RunWriter.create(folder, info)
     code = run_memcheck(script.command, xml=memcheck_path(folder))
     writer.close(status="failed" if code else "finished")
-    return options.exit_code(code, _diagnose(folder, watched=str(folder), as_json=options.as_json))
+    return options.exit_code(code, _diagnose(folder, options, watched=str(folder)))
 
 
 def _run_synchronously() -> None:

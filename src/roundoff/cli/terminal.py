@@ -9,18 +9,23 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from enum import IntEnum
 from importlib.util import find_spec
 from io import TextIOWrapper
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 from click.exceptions import Exit
 
 from roundoff.console import can_draw, escape_controls
 from roundoff.errors import RoundoffError, UsageError
+from roundoff.progress import waiting
+from roundoff.words import join_words
+
+if TYPE_CHECKING:
+    from roundoff.runs import Run
 
 _PLAIN = str.maketrans("─…▁▂▃▄▅▆▇█━", "-~_.,:-=+#-")
 """ASCII replacements for the characters that curves and rules are drawn with."""
@@ -44,6 +49,17 @@ def _replace_unknown(error: UnicodeError) -> tuple[str, int]:
     assert isinstance(error, UnicodeEncodeError)
     unknown = error.object[error.start : error.end].translate(_PLAIN)
     return unknown.encode("ascii", "replace").decode("ascii"), error.end
+
+
+def log_to(run: Run, loggers: Sequence[str]) -> None:
+    """Send a run to loggers; one that fails is a line on stderr."""
+    if loggers:
+        from roundoff.report.loggers.logged_run import log_run
+
+        with waiting(f"logging to {join_words(loggers)}"):
+            failed = log_run(run, loggers)
+        for line in failed:
+            echo(f"roundoff: {line}", err=True)
 
 
 _ENDING_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")

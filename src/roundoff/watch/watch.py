@@ -38,6 +38,7 @@ from roundoff.replay.state import Training
 from roundoff.replay.step_tape import BackwardEntry, ModelEntry, StepEntry
 from roundoff.replay.tape_recorder import TapeRecorder
 from roundoff.report import verdict_screen, verdict_text, watched_text
+from roundoff.report.loggers.logged_run import check_loggers, log_run
 from roundoff.report.markup import tag
 from roundoff.report.notebook import InlinePage, inline_page, run_html
 from roundoff.report.tensorboard import TensorBoard
@@ -367,6 +368,16 @@ class Watch(LoopFollower):
         """Return the page that `roundoff report` writes; a notebook shows it inside the cell."""
         self.diagnosis()
         return inline_page(Run.open(self.folder))
+
+    def log_to(self, *loggers: str) -> None:
+        """Send curves, findings and the page to loggers ("wandb", "mlflow", "trackio"); to be called after the block.
+
+        A logger that fails is one line on stderr; one that is not installed is a `UsageError`.
+        """
+        check_loggers(loggers)
+        self.diagnosis()
+        for line in log_run(Run.open(self.folder), loggers):
+            self._writer.say(line)
 
     def diagnosis(self) -> Diagnosis:
         """Diagnose what was seen, once, when the block has ended; the findings go into findings.json."""
