@@ -159,7 +159,7 @@ bench: $(STAMP)
 	done
 
 clean:
-	rm -rf $(VENV) $(MINDSPORE) .venv-torch-* build dist site htmlcov .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(MINDSPORE) .venv-loggers .venv-torch-* build dist site htmlcov .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(STAMP): EXTRAS = dev
 $(STAMP): HASHED = $(HASHES)
