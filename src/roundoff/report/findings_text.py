@@ -131,7 +131,7 @@ def finding_parts(finding: Finding, *, file: Path | None = None) -> list[Part]:
     return [
         Sentence(place_in_words(finding), source=finding.source, style=_STYLES[finding.severity], file=file),
         *code_of(finding),
-        *(Note(_end_sentence(paragraph)) for paragraph in (first, *further)),
+        *(Note(_end_sentence(paragraph)) for paragraph in (first, *further) if paragraph.strip()),
         Facts([*([("tried", tried)] if tried else []), ("fix", _end_sentence(finding.fix)), *related]),
     ]
 
