@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 import threading
@@ -17,6 +18,24 @@ if TYPE_CHECKING:
 def is_live(stream: TextIO | None = None) -> bool:
     """Whether a bar can move on a stream, by default stderr: a terminal that is not dumb."""
     return (stream or sys.stderr).isatty() and os.environ.get("TERM") != "dumb"
+
+
+def say(text: str, *, stream: TextIO | None = None) -> None:
+    """Tell the user something: a line `roundoff: ...` on stderr, unless the logger `roundoff` has handlers.
+
+    Those get it then, and nothing is printed; a higher level of that logger silences it. The root logger and what a
+    script configures there change nothing: the line is neither lost nor printed twice.
+    """
+    logger = logging.getLogger("roundoff")
+    if logger.level > logging.WARNING:
+        return
+    if not logger.handlers:
+        print(f"roundoff: {text}", file=stream or sys.stderr, flush=True)
+        return
+    record = logger.makeRecord(logger.name, logging.WARNING, __file__, 0, text, (), None)
+    for handler in logger.handlers:
+        if record.levelno >= handler.level:
+            handler.handle(record)
 
 
 class ProgressBar:
@@ -139,8 +158,7 @@ def announcing(what: str, *, after_seconds: float = _AFTER_SECONDS) -> Iterator[
             seconds = 0.25
             if process_time() - began >= min(_MIN_CPU_SECONDS, after_seconds):
                 with contextlib.suppress(Exception):  # the stream may be closed, or anything that the script put there
-                    stream.write(f"roundoff: {what} ...\n")
-                    stream.flush()
+                    say(f"{what} ...", stream=stream)
                 return
 
     thread = threading.Thread(target=announce, name="roundoff-announcement", daemon=True)

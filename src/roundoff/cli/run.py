@@ -28,7 +28,7 @@ from roundoff.cli.options import (
     runs_option,
     script_arguments,
 )
-from roundoff.cli.terminal import DiagnosisSignals, ExitCode, ScriptEnding, echo, log_to
+from roundoff.cli.terminal import DiagnosisSignals, ExitCode, ScriptEnding, echo, log_to, warn
 from roundoff.progress import waiting
 
 if TYPE_CHECKING:
@@ -224,7 +224,7 @@ def _train(options: RunOptions, guard: ProcessGuard, *, began: float) -> int:
     except RunFolderError as error:
         if not isinstance(error.__cause__, OSError | MemoryError):
             raise
-        echo(f"roundoff: the training runs unwatched: {error}", err=True)
+        warn(f"the training runs unwatched: {error}")
         with switched_on, options.repeating():
             return options.exit_code(run_script(script), None)
     if hidden is not None:
@@ -259,7 +259,7 @@ def _train(options: RunOptions, guard: ProcessGuard, *, began: float) -> int:
             raise
         signals.ignore()
         folder = watch.folder if options.runs.is_absolute() else options.runs / watch.folder.name
-        echo(f"roundoff: interrupted; what was seen is kept in {folder}", err=True)
+        warn(f"interrupted; what was seen is kept in {folder}")
     guard.close()
     signals.give_back()
     return options.exit_code(code, diagnosis) if watch.rank == 0 else code
@@ -308,7 +308,7 @@ def _report(watch: Watch, folder: Path, options: RunOptions) -> Diagnosis | None
     from roundoff.watch.process.child_monitor import wait_for_endings
 
     for complaint in watch.complaints:
-        echo(f"roundoff: {complaint}", err=True)
+        warn(complaint)
     with suppress(RoundoffError, OSError, MemoryError):
         others = {*Run.open(folder).ranks, *local_ranks()} - {watch.rank}  # one that is late has left no files yet
         wait_for_endings(folder, ranks=others)  # what they saw is part of the run
@@ -342,7 +342,7 @@ def _diagnose(
             click.echo(verdict_screen(run, diagnosis, sys.stderr, watched=watched), err=True, color=True)
     except Exception as error:
         reason = str(error).partition("\n")[0] or type(error).__name__
-        echo(f"roundoff: the run could not be diagnosed, so nothing is known about it: {reason}", err=True)
+        warn(f"the run could not be diagnosed, so nothing is known about it: {reason}")
         return None
     return diagnosis
 
@@ -368,4 +368,4 @@ def _run_synchronously() -> None:
     """Set the environment variables of synchronous mode before anything reads them, and print them."""
     from roundoff.watch.process.native_debugging import set_synchronous
 
-    echo(f"roundoff: synchronous mode: {' '.join(set_synchronous())}", err=True)
+    warn(f"synchronous mode: {' '.join(set_synchronous())}")

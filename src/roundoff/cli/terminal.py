@@ -21,7 +21,7 @@ from click.exceptions import Exit
 
 from roundoff.console import can_draw, escape_controls
 from roundoff.errors import RoundoffError, UsageError
-from roundoff.progress import waiting
+from roundoff.progress import say, waiting
 from roundoff.words import join_words
 
 if TYPE_CHECKING:
@@ -35,6 +35,11 @@ _ERRORS = "roundoff.plain"
 def echo(text: object, *, err: bool = False, nl: bool = True) -> None:
     """Print text; control characters, which names from files may hold, are shown and not sent to the terminal."""
     click.echo(escape_controls(str(text)), err=err, nl=nl)
+
+
+def warn(text: str) -> None:
+    """Tell the user something on stderr, or where the logger `roundoff` sends it."""
+    say(escape_controls(text))
 
 
 def show_plainly(stream: TextIO) -> None:
@@ -59,7 +64,7 @@ def log_to(run: Run, loggers: Sequence[str]) -> None:
         with waiting(f"logging to {join_words(loggers)}"):
             failed = log_run(run, loggers)
         for line in failed:
-            echo(f"roundoff: {line}", err=True)
+            warn(line)
 
 
 _ENDING_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")

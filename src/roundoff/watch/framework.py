@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from roundoff.errors import UsageError
+from roundoff.progress import say
 from roundoff.record.loop.observer import is_observed
 from roundoff.record.process_info import rank
 from roundoff.replay.investigator import OnAnomaly
@@ -48,7 +49,7 @@ class FrameworkWatch:
         """Start watching; models and optimizers that are not passed are found when they are used."""
         self.end()
         if is_observed():
-            print("roundoff: this training is already being watched; the callback does nothing.", file=sys.stderr)
+            say("this training is already being watched; the callback does nothing.")
             return
         self._process = os.getpid()
         guard = ProcessGuard()
