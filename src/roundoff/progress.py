@@ -7,12 +7,15 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextvars import ContextVar
 from time import monotonic, process_time
-from typing import TYPE_CHECKING, Literal, Self, TextIO
+from typing import TYPE_CHECKING, Literal, Self, TextIO, TypeVar
 
 if TYPE_CHECKING:
     from rich.progress import Progress
+
+T = TypeVar("T")
 
 
 def is_live(stream: TextIO | None = None) -> bool:
@@ -136,9 +139,38 @@ def _make_bar(unit: str, *, is_counted: bool, time: Literal["left", "elapsed"], 
     )
 
 
-def waiting(what: str) -> ProgressBar:
-    """Show on a terminal what is being waited for and for how long, until the block has ended; nothing elsewhere."""
-    return ProgressBar(what, is_counted=False, time="elapsed")
+_SHOWN_BAR: ContextVar[ProgressBar | None] = ContextVar("shown bar", default=None)
+
+
+@contextlib.contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """Show on a terminal what is being waited for and for how long, until the block has ended; nothing elsewhere.
+
+    Inside of it `counting` also shows how far it has come.
+    """
+    with ProgressBar(what, is_counted=False, time="elapsed") as bar:
+        token = _SHOWN_BAR.set(bar)
+        try:
+            yield
+        finally:
+            _SHOWN_BAR.reset(token)
+
+
+def counting(items: Collection[T], noun: str) -> Iterator[T]:
+    """Yield the items; the bar of the `waiting` around it, if there is one, shows how many are done and the time left.
+
+    >>> list(counting([1, 2], "step"))
+    [1, 2]
+    """
+    bar = _SHOWN_BAR.get()
+    if bar is None or not bar.is_bar or len(items) < 2:
+        yield from items
+        return
+    began = monotonic()
+    for place, item in enumerate(items):
+        left = (monotonic() - began) / place * (len(items) - place) if place else None
+        bar.move(0, description=f"{noun} {place + 1} of {len(items)}" + (f", {left:.0f} s left" if left else ""))
+        yield item
 
 
 _AFTER_SECONDS = 2.0

@@ -22,6 +22,7 @@ from roundoff.formats import format_named
 from roundoff.precision import Recipe, find_recipe
 from roundoff.precision.recipe.fixed_point_settings import KINDS
 from roundoff.precision.recipe.toml import from_toml
+from roundoff.progress import counting
 from roundoff.runs import Event, Run, sketches_line_up
 from roundoff.runs.records.event import StepOp, ops_of
 
@@ -92,7 +93,7 @@ def compare_runs(
     unpaired: dict[UnpairedOp, None] = {}
     divergence: Divergence | None = None
     compared: list[int] = []
-    for at in steps:
+    for at in counting(steps, "step"):
         compared.append(at)
         for of_rank in ranks:
             alignment = _alignment((reference, candidate), forward_only, step=at, rank=of_rank, sites=sites or {})

@@ -17,6 +17,7 @@ from roundoff.compare.shown_comparison import ShownComparison
 from roundoff.compare.tensors.tensor_distance import TensorDistance
 from roundoff.compare.tensors.tensor_files import DistanceCache, TensorSource, open_tensors
 from roundoff.errors import CompareError
+from roundoff.progress import counting
 
 SavedPairedBy = Literal["map", "name", "order"]
 
@@ -117,7 +118,7 @@ def compare_tensors(
 def _measure_pairs(pairs: list[SavedPair]) -> Iterator[JudgedPair]:
     distances = DistanceCache()
     inherited = 0.0
-    for pair in pairs:
+    for pair in counting(pairs, "tensor"):
         reference, candidate = pair.reference, pair.candidate
         is_measurable = without_ones(reference.shape) == without_ones(candidate.shape)
         distance = distances.between(reference, candidate) if is_measurable else None
