@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
-from typing import Any, Literal, NoReturn, ParamSpec, TextIO, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TextIO, TypeVar, cast
 from weakref import ref
 
 import torch
@@ -38,9 +39,6 @@ from roundoff.replay.state import Training
 from roundoff.replay.step_tape import BackwardEntry, ModelEntry, StepEntry
 from roundoff.replay.tape_recorder import TapeRecorder
 from roundoff.report import verdict_screen, verdict_text, watched_text
-from roundoff.report.loggers.logged_run import check_loggers, log_run
-from roundoff.report.markup import tag
-from roundoff.report.notebook import InlinePage, inline_page, run_html
 from roundoff.report.tensorboard import TensorBoard
 from roundoff.runs import (
     Anomaly,
@@ -84,6 +82,9 @@ from roundoff.watch.process.memory_growth import MemoryFollower
 from roundoff.watch.settings import WatchSettings
 from roundoff.watch.watch_part import WatchPart
 from roundoff.words import plural
+
+if TYPE_CHECKING:
+    from roundoff.report.notebook import InlinePage
 
 _SNAPSHOT_INTERVAL_OF_RANKS = 8
 """Steps between the snapshots of several ranks: they must be those of the same steps."""
@@ -355,17 +356,22 @@ class Watch(LoopFollower):
         return "\n".join([*(escape_controls(f"roundoff: {complaint}") for complaint in self.complaints), screen])
 
     def __repr__(self) -> str:
-        state = plural(len(self.findings), "finding") if self.has_ended else "running"
+        found = None if self._diagnosis is None else plural(len(self._diagnosis.findings), "finding")
+        state = (found or "not diagnosed") if self.has_ended else "running"
         return f"<Watch {self.folder}: {plural(self.num_steps, 'step')}, {state}>"
 
     def _repr_html_(self) -> str:
+        from roundoff.report.notebook import run_html  # few trainings are in notebooks, and this loads all of a page
+
         if not self.has_ended:
-            return tag("p", f"{self!r}; so far {plural(len(self.anomalies), 'anomaly', 'anomalies')}")
+            return html.escape(f"{self!r}; so far {plural(len(self.anomalies), 'anomaly', 'anomalies')}")
         self.diagnosis()
         return run_html(Run.open(self.folder))
 
     def page(self) -> InlinePage:
         """Return the page that `roundoff report` writes; a notebook shows it inside the cell."""
+        from roundoff.report.notebook import inline_page
+
         self.diagnosis()
         return inline_page(Run.open(self.folder))
 
@@ -374,6 +380,8 @@ class Watch(LoopFollower):
 
         A logger that fails is one line on stderr; one that is not installed is a `UsageError`.
         """
+        from roundoff.report.loggers.logged_run import check_loggers, log_run
+
         check_loggers(loggers)
         self.diagnosis()
         for line in log_run(Run.open(self.folder), loggers):
