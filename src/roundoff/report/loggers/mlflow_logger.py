@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import time
 
-import mlflow
-from mlflow.entities import Metric
-
 from roundoff.report.loggers.logged_run import PROJECT, LoggedRun
 
 _MAX_METRICS = 1000
@@ -15,6 +12,9 @@ _MAX_METRICS = 1000
 
 def send(logged: LoggedRun) -> None:
     """Log into the run that the training has open, or into a new one, where `MLFLOW_TRACKING_URI` says."""
+    import mlflow
+    from mlflow.entities import Metric
+
     opened = None
     if (run := mlflow.active_run()) is None:
         mlflow.set_experiment(PROJECT)

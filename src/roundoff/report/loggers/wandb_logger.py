@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import wandb
-
 from roundoff.report.loggers.logged_run import PROJECT, LoggedRun
 
 
 def send(logged: LoggedRun) -> None:
     """Log into the run that the training has open, or into a new one; `WANDB_MODE=offline` keeps it here."""
+    import wandb
+
     opened = None
     if (run := wandb.run) is None:
         run = opened = wandb.init(project=PROJECT, name=logged.name, settings=wandb.Settings(silent=True))
