@@ -21,6 +21,7 @@
 #   make test-device        the tests on a simulated accelerator, which they compile; `make test` runs them too, except for
 #                           some kinds of training: KINDS=all
 #   make test-mindspore     let MindSpore load what `roundoff convert` writes, in an environment of its own
+#   make test-loggers       send a run to the real wandb, MLflow and Trackio, offline; read its tables with polars and DuckDB
 #   make test-torch         run the tests that depend on torch with another one, in an environment of its own; TORCH=2.15.0
 #   make hashes             note the hashes of what constraints.txt names, by which CI installs (HASHES=1)
 #   make clean              remove all that the targets above made
@@ -69,7 +70,7 @@ WORKERS = 2
 SEEDS = 1
 SECONDS = 3600
 
-.PHONY: help demo chromium test test-fast test-device test-mindspore test-torch fuzz faults coverage coverage-numerics check format \
+.PHONY: help demo chromium test test-fast test-device test-mindspore test-loggers test-torch fuzz faults coverage coverage-numerics check format \
         hashes hooks docs bench clean pictures wheel
 
 help:
@@ -104,6 +105,11 @@ chromium:
 
 test-mindspore: $(STAMP) $(MINDSPORE_STAMP)
 	ROUNDOFF_MINDSPORE_PYTHON=$(CURDIR)/$(MINDSPORE)/bin/python $(PYTHON) -m pytest tests/checkpoints/test_in_mindspore.py
+
+# Heavy, and of no use to most: installed next to the environment.
+test-loggers: $(STAMP)
+	@$(PYTHON) -m pip install -qq -c constraints.txt --upgrade --target .venv-loggers wandb mlflow-skinny trackio polars duckdb
+	PYTHONPATH=.venv-loggers $(PYTHON) -m pytest tests/report/test_loggers.py tests/runs/files/test_other_readers.py
 
 test-torch: $(TORCH_STAMP) chromium
 	$(TORCH_VENV)/bin/python -m roundoff doctor --self-test
@@ -155,7 +161,7 @@ bench: $(STAMP)
 	done
 
 clean:
-	rm -rf $(VENV) $(MINDSPORE) .venv-torch-* build dist site htmlcov .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(MINDSPORE) .venv-loggers .venv-torch-* build dist site htmlcov .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(STAMP): EXTRAS = dev
 $(STAMP): HASHED = $(HASHES)

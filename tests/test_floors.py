@@ -14,7 +14,18 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "src" / "roundoff"
 
 FLOORS = [
-    {"kernels", "errors", "files", "lazy_names", "words", "progress", "tensor_header", "torch_private"},
+    {
+        "kernels",
+        "console",
+        "errors",
+        "files",
+        "lazy_names",
+        "notebook_cells",
+        "words",
+        "progress",
+        "tensor_header",
+        "torch_private",
+    },
     {"formats", "runs", "checkpoints"},
     {"precision", "record"},
     {"compare", "sensitivity", "switches"},

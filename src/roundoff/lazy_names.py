@@ -1,4 +1,4 @@
-"""Public names of a package that are imported on first use, since torch alone takes seconds."""
+"""Names and methods that are imported on first use, since torch alone takes seconds."""
 
 from __future__ import annotations
 
@@ -19,3 +19,15 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
         return value
 
     return get_name
+
+
+def lazy_method(module: str, name: str) -> Callable[[Any], Any]:
+    """Return a method that calls a function of another module, imported when it is used.
+
+    How data looks is a matter of the room `report`, which is above the rooms that own the data.
+    """
+
+    def method(self: Any) -> Any:
+        return getattr(importlib.import_module(module), name)(self)
+
+    return method

@@ -3,20 +3,42 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextvars import ContextVar
 from time import monotonic, process_time
-from typing import TYPE_CHECKING, Literal, Self, TextIO
+from typing import TYPE_CHECKING, Literal, Self, TextIO, TypeVar
 
 if TYPE_CHECKING:
     from rich.progress import Progress
+
+T = TypeVar("T")
 
 
 def is_live(stream: TextIO | None = None) -> bool:
     """Whether a bar can move on a stream, by default stderr: a terminal that is not dumb."""
     return (stream or sys.stderr).isatty() and os.environ.get("TERM") != "dumb"
+
+
+def say(text: str, *, stream: TextIO | None = None) -> None:
+    """Tell the user something: a line `roundoff: ...` on stderr, unless the logger `roundoff` has handlers.
+
+    Those get it then, and nothing is printed; a higher level of that logger silences it. The root logger and what a
+    script configures there change nothing: the line is neither lost nor printed twice.
+    """
+    logger = logging.getLogger("roundoff")
+    if logger.level > logging.WARNING:
+        return
+    if not logger.handlers:
+        print(f"roundoff: {text}", file=stream or sys.stderr, flush=True)
+        return
+    record = logger.makeRecord(logger.name, logging.WARNING, __file__, 0, text, (), None)
+    for handler in logger.handlers:
+        if record.levelno >= handler.level:
+            handler.handle(record)
 
 
 class ProgressBar:
@@ -117,9 +139,38 @@ def _make_bar(unit: str, *, is_counted: bool, time: Literal["left", "elapsed"], 
     )
 
 
-def waiting(what: str) -> ProgressBar:
-    """Show on a terminal what is being waited for and for how long, until the block has ended; nothing elsewhere."""
-    return ProgressBar(what, is_counted=False, time="elapsed")
+_SHOWN_BAR: ContextVar[ProgressBar | None] = ContextVar("shown bar", default=None)
+
+
+@contextlib.contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """Show on a terminal what is being waited for and for how long, until the block has ended; nothing elsewhere.
+
+    Inside of it `counting` also shows how far it has come.
+    """
+    with ProgressBar(what, is_counted=False, time="elapsed") as bar:
+        token = _SHOWN_BAR.set(bar)
+        try:
+            yield
+        finally:
+            _SHOWN_BAR.reset(token)
+
+
+def counting(items: Collection[T], noun: str) -> Iterator[T]:
+    """Yield the items; the bar of the `waiting` around it, if there is one, shows how many are done and the time left.
+
+    >>> list(counting([1, 2], "step"))
+    [1, 2]
+    """
+    bar = _SHOWN_BAR.get()
+    if bar is None or not bar.is_bar or len(items) < 2:
+        yield from items
+        return
+    began = monotonic()
+    for place, item in enumerate(items):
+        left = (monotonic() - began) / place * (len(items) - place) if place else None
+        bar.move(0, description=f"{noun} {place + 1} of {len(items)}" + (f", {left:.0f} s left" if left else ""))
+        yield item
 
 
 _AFTER_SECONDS = 2.0
@@ -139,8 +190,7 @@ def announcing(what: str, *, after_seconds: float = _AFTER_SECONDS) -> Iterator[
             seconds = 0.25
             if process_time() - began >= min(_MIN_CPU_SECONDS, after_seconds):
                 with contextlib.suppress(Exception):  # the stream may be closed, or anything that the script put there
-                    stream.write(f"roundoff: {what} ...\n")
-                    stream.flush()
+                    say(f"{what} ...", stream=stream)
                 return
 
     thread = threading.Thread(target=announce, name="roundoff-announcement", daemon=True)

@@ -7,19 +7,6 @@ import textwrap
 from collections.abc import Collection, Sequence
 
 
-def escape_controls(text: str) -> str:
-    r"""Show characters that a terminal would obey, or not show at all, as escapes; line breaks and tabs stay.
-
-    Names in files may hold them, to change what the screen says.
-
-    >>> print(escape_controls("fc\x1b[2J\u202e.weight"))
-    fc\x1b[2J\u202e.weight
-    """
-    if all(line.isprintable() for line in text.split("\n")):
-        return text
-    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
-
-
 def plural(count: int, noun: str, nouns: str | None = None) -> str:
     """Write a count with its noun.
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from roundoff.cli.terminal import can_draw, columns, show_plainly
+from roundoff.cli.terminal import show_plainly
+from roundoff.console import can_draw, columns
 from roundoff.progress import is_live, waiting
 
 

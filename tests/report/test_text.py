@@ -57,6 +57,11 @@ def test_lays_a_finding_out_with_its_place_first_and_its_source_at_the_right_edg
     )
 
 
+def test_an_empty_paragraph_is_no_sentence() -> None:
+    found = replace(OVERFLOW, why="the gradients are infinite when scaled, but finite unscaled\n")
+    assert "." not in [line.strip() for line in findings_text([found]).splitlines()]
+
+
 def test_the_verdict_screen() -> None:
     text = findings_text(
         [OVERFLOW],

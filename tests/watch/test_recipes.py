@@ -9,8 +9,9 @@ from torch import nn
 
 from roundoff.diagnose import diagnose_run
 from roundoff.precision import apply_recipe
-from roundoff.runs import Run, Severity
-from roundoff.watch.watching import watching
+from roundoff.runs import Run, RunSummary, Severity, list_runs
+from roundoff.watch.settings import WatchSettings
+from roundoff.watch.watching import watching, watching_with
 
 RECIPES = ["O1", "O2", "bf16", "amp-bf16", "fp8", "mxfp8", "mxfp4", "fixed", "O2+act4", "act2", "O2+adam8", "adam4"]
 
@@ -32,3 +33,14 @@ def test_a_healthy_training_under_a_recipe_is_not_blamed_for_it(recipe: str, tmp
             optimizer.zero_grad()
     findings = diagnose_run(Run.open(tmp_path / "run")).findings
     assert [(f.rule, f.title) for f in findings if f.severity is not Severity.NOTE] == []
+
+
+def test_a_recipe_that_a_script_applies_is_in_the_run_and_in_lists(tmp_path: Path):
+    model, optimizer = apply_recipe(model := nn.Linear(2, 1), torch.optim.SGD(model.parameters(), lr=0.1), "bf16")
+    with watching_with(WatchSettings(probe_seconds=0, recorded_steps=()), to=tmp_path / "run"):
+        optimizer.backward(model(torch.ones(3, 2)).float().sum())
+        optimizer.step()
+    assert Run.open(tmp_path / "run").info.recipe == "bf16"
+    (listed,) = list_runs(tmp_path)
+    assert isinstance(listed, RunSummary)
+    assert listed.recipe == "bf16"

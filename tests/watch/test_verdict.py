@@ -14,7 +14,7 @@ from roundoff.watch.watching import watching
 def test_a_block_without_a_training_is_not_called_fine(tmp_path: Path) -> None:
     with watching(to=tmp_path / "run") as watch:
         pass
-    findings, screen = watch.diagnose()
+    findings, screen = watch.findings, watch.verdict()
     assert findings == ()
     first, last = screen.splitlines()
     assert first.startswith("watched 0 steps in ")
@@ -31,7 +31,7 @@ def test_what_is_found_goes_into_the_run_and_onto_the_screen(tmp_path: Path) -> 
             optimizer.zero_grad()
             (model(torch.randn(4, 2)).square().mean() * scale).backward()
             optimizer.step()
-    findings, screen = watch.diagnose()
+    findings, screen = watch.findings, watch.verdict()
     assert findings[0].step == 1
     assert findings[0].rule in screen
     written = json.loads((tmp_path / "run" / "findings.json").read_text())

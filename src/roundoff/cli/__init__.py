@@ -11,37 +11,46 @@ from importlib.util import find_spec
 from typing import Any, NoReturn
 
 import click
+from click.shell_completion import CompletionItem
 
 from roundoff.cli.project_defaults import read_project_defaults
 from roundoff.cli.terminal import exit_codes, show_plainly, silence_stdout_without_reader, without_torch
 from roundoff.words import join_words
 
 COMMANDS = {
-    "demo": "Watch a training fail in fp16, find out why, and fix it.",
-    "record": "Run a training script and record what some of its steps compute.",
     "run": "Watch a training script and explain why when it breaks.",
     "diagnose": "Explain what went wrong in a run and what to change.",
-    "compare": "Find where a run, checkpoint or curve first differs from its reference.",
     "report": "Write a report about a run as one HTML file.",
     "serve": "Show a directory of runs in the browser, live.",
-    "params": "List the tensors of a model or of a checkpoint of any framework.",
-    "convert": "Convert a checkpoint from one framework to another.",
+    "runs": "List runs and show their recorded steps.",
     "replay": "Run a saved bad step again, or export the op that failed.",
     "what-if": "Play a saved bad step with another learning rate, clipping or format.",
+    "compare": "Find where a run, checkpoint or curve first differs from its reference.",
+    "bisect": "Find the smallest set of layers that must stay wide, or the op that is wrong.",
+    "record": "Run a training script and record what some of its steps compute.",
+    "check-device": "Check every op of a training script's step on its device against the CPU and fp64.",
+    "invariant": "Find the ops whose result for a sample depends on the batch that it is in.",
+    "plan": "Measure where precision is lost and write a recipe that trains.",
+    "recipes": "List the training recipes and when to use which.",
+    "formats": "Show which numbers a format can represent.",
     "train": "Train a standard model on standard data at any precision.",
     "sweep": "Train every combination of a table of recipes and settings.",
     "throughput": "Measure which workers, threads, recipe and ranks train fastest on this machine.",
-    "bisect": "Find the smallest set of layers that must stay wide, or the op that is wrong.",
-    "plan": "Measure where precision is lost and write a recipe that trains.",
-    "check-device": "Check every op of a training script's step on its device against the CPU and fp64.",
-    "invariant": "Find the ops whose result for a sample depends on the batch that it is in.",
-    "runs": "List runs and show their recorded steps.",
-    "recipes": "List the training recipes and when to use which.",
-    "formats": "Show which numbers a format can represent.",
+    "params": "List the tensors of a model or of a checkpoint of any framework.",
+    "convert": "Convert a checkpoint from one framework to another.",
+    "demo": "Watch a training fail in fp16, find out why, and fix it.",
     "docs": "Print a page of the documentation.",
     "doctor": "Check this installation and report what is missing.",
+    "completion": "Let the shell complete commands and options.",
 }
-"""In the order in which a new user needs them; NAME is `NAME_command` in `roundoff.cli.NAME`, with _ for -."""
+"""In the order of `--help`; NAME is `NAME_command` in `roundoff.cli.NAME`, with _ for -."""
+GROUPS = {
+    "Watch and explain": ("run", "diagnose", "report", "serve", "runs", "replay", "what-if"),
+    "Compare and search": ("compare", "bisect", "record", "check-device", "invariant"),
+    "Train at another precision": ("plan", "recipes", "formats", "train", "sweep", "throughput"),
+    "Checkpoints": ("params", "convert"),
+}
+"""How `--help` groups the commands, the most used first; the others come last."""
 NEED_TORCH = (
     *(
         "demo",
@@ -92,9 +101,18 @@ class LazyGroup(click.Group):
         return defaults.apply(cmd_name, command, ctx)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the section of commands from the table alone."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(self.table.items()))
+        """Write the commands, in groups, from the table alone."""
+        grouped = {name for names in GROUPS.values() for name in names}
+        width = max(map(len, self.table))
+        for title, names in {**GROUPS, "More": [name for name in self.table if name not in grouped]}.items():
+            if rows := [(f"{name:{width}}", self.table[name]) for name in names if name in self.table]:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return the commands that begin so, from the table alone."""
+        found = [CompletionItem(name, help=text) for name, text in self.table.items() if name.startswith(incomplete)]
+        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -19,7 +19,7 @@ from roundoff.cli.options import (
     script_arguments,
     selection_options,
 )
-from roundoff.cli.terminal import echo, exit_code_of
+from roundoff.cli.terminal import echo, exit_code_of, warn
 from roundoff.words import join_words, plural, text_table
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def _export(checker: DeviceChecker, folder: Path) -> list[Path]:
             path, *_ = export_check(op, to=folder / f"{number:02d}-{op.place.op.replace('.', '_')}.py")
             written.append(path)
         except ReplayError as error:
-            echo(f"roundoff: {error}", err=True)
+            warn(str(error))
     return written
 
 

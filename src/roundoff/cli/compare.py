@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import click
 
 from roundoff.cli.options import PATH, exit_zero_option, fills, json_option
-from roundoff.cli.terminal import columns, echo, exit_code_of
+from roundoff.cli.terminal import echo, exit_code_of
+from roundoff.console import Paint, columns
 from roundoff.errors import CompareError, UsageError
 from roundoff.files import write_output
 from roundoff.progress import waiting
@@ -147,7 +148,8 @@ def _show(comparison: ComparisonReport, options: CompareOptions) -> None:
     if options.as_json:
         echo(to_json(comparison.to_object(), indent=1))
     else:
-        echo(comparison.text(table=options.table, width=columns()))
+        text = comparison.text(table=options.table, width=columns(), paint=Paint.of(sys.stdout))
+        click.echo(text, color=True)
 
 
 def _compare_runs(options: CompareOptions) -> ComparisonReport:

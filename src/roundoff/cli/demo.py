@@ -22,7 +22,8 @@ import click
 
 from roundoff.cli.options import PATH, json_option
 from roundoff.cli.project_defaults import VARIABLE as PROJECT_FILE_VARIABLE
-from roundoff.cli.terminal import can_draw, columns, echo
+from roundoff.cli.terminal import echo
+from roundoff.console import can_draw, columns
 from roundoff.errors import DemoError, UsageError
 from roundoff.progress import ProgressBar
 from roundoff.runs import Finding, JsonValue, Run

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from roundoff.cli.options import PATH, exit_zero_option, fills, json_option
-from roundoff.cli.terminal import ExitCode, columns, echo
+from roundoff.cli.options import PATH, exit_zero_option, fills, json_option, log_to_option
+from roundoff.cli.terminal import ExitCode, echo, log_to
 from roundoff.errors import UsageError
 from roundoff.files import write_output
 from roundoff.progress import waiting
@@ -29,6 +29,7 @@ class DiagnoseOptions:
     explain: bool
     sarif: Path | None
     junit: Path | None
+    log_to: tuple[str, ...]
     as_json: bool
     exit_zero: bool
 
@@ -39,6 +40,7 @@ class DiagnoseOptions:
 @click.option("--explain", is_flag=True, help="Also list what each rule answered: found, fine, or nothing to look at.")
 @click.option("--sarif", metavar="FILE", type=PATH, help="Also write the findings as SARIF 2.1.0, for code hosts.")
 @click.option("--junit", metavar="FILE", type=PATH, help="Also write what each rule answered as JUnit XML, for CI.")
+@log_to_option
 @json_option("Print the findings as JSON.")
 @exit_zero_option
 @fills(DiagnoseOptions)
@@ -49,7 +51,7 @@ def diagnose_command(options: DiagnoseOptions) -> None:
     training step.
     """
     from roundoff.diagnose import diagnose_and_save
-    from roundoff.report import answers_text, verdict_text
+    from roundoff.report import answers_text, verdict_screen
     from roundoff.runs import Answer, Run, to_json
 
     run = Run.open(options.path)
@@ -57,6 +59,7 @@ def diagnose_command(options: DiagnoseOptions) -> None:
     with waiting("diagnosing"):
         diagnosis = diagnose_and_save(run, reference=reference)
     _write_files(run, diagnosis, options)
+    log_to(run, options.log_to)
     if options.as_json:
         findings = [finding.to_object() for finding in diagnosis.findings]
         answers = [answer.to_object() for answer in diagnosis.answers]
@@ -70,7 +73,7 @@ def diagnose_command(options: DiagnoseOptions) -> None:
         }
         echo(to_json(answer, indent=1))
     else:
-        echo(verdict_text(run, diagnosis, width=columns()))
+        click.echo(verdict_screen(run, diagnosis, sys.stdout), color=True)
         if options.explain:
             echo(answers_text(diagnosis.answers))
     sys.exit(ExitCode.CLEAN if options.exit_zero else exit_code(diagnosis))

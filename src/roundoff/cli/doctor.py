@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 import click
 
 from roundoff.cli.options import json_option
-from roundoff.cli.terminal import columns, echo, exit_code_of, without_torch
+from roundoff.cli.terminal import echo, exit_code_of, without_torch
+from roundoff.console import columns
 from roundoff.words import plural, wrap
 
 if TYPE_CHECKING:

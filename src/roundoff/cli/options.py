@@ -83,6 +83,24 @@ def no_data_option(command: Command) -> Command:
     )(command)
 
 
+def log_to_option(command: Command) -> Command:
+    """Declare --log-to."""
+    return click.option(
+        "--log-to",
+        metavar="NAMES",
+        callback=_read_loggers,
+        help="Also send curves, findings and the page to these loggers, at the end: wandb,mlflow,trackio.",
+    )(command)
+
+
+def _read_loggers(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    from roundoff.report.loggers.logged_run import check_loggers
+
+    return check_loggers(name.strip() for name in value.split(",") if name.strip())
+
+
 def repeatable_options(command: Command) -> Command:
     """Declare what makes a script repeatable: `--seed`, `--deterministic` and `--repeat-batch`."""
     return declare(

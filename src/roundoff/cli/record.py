@@ -23,7 +23,7 @@ from roundoff.cli.options import (
     script_arguments,
     selection_options,
 )
-from roundoff.cli.terminal import ExitCode, ScriptEnding, echo
+from roundoff.cli.terminal import ExitCode, ScriptEnding, echo, warn
 from roundoff.words import plural
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def _report(session: Recording, folder: Path, seconds: float, *, as_json: bool) 
     from roundoff.record.process_info import rank
 
     for complaint in session.complaints:
-        echo(f"roundoff: {complaint}", err=True)
+        warn(complaint)
     if rank() != 0:
         return
     if as_json:

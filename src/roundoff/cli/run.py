@@ -21,13 +21,14 @@ from roundoff.cli.options import (
     Share,
     fills,
     json_option,
+    log_to_option,
     name_option,
     no_data_option,
     repeatable_options,
     runs_option,
     script_arguments,
 )
-from roundoff.cli.terminal import DiagnosisSignals, ExitCode, ScriptEnding, can_draw, columns, echo
+from roundoff.cli.terminal import DiagnosisSignals, ExitCode, ScriptEnding, echo, log_to, warn
 from roundoff.progress import waiting
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class RunOptions(ScriptOptions):
     probe_seconds: float
     hang_after: float | None
     tensorboard: Path | None
+    log_to: tuple[str, ...]
     ops: bool
     sync: bool
     valgrind: bool
@@ -145,6 +147,7 @@ class RunOptions(ScriptOptions):
     help="Treat the run as hung after SECONDS without progress.",
 )
 @click.option("--tensorboard", type=PATH, metavar="DIR", help="Also write scalars and histograms for TensorBoard.")
+@log_to_option
 @click.option("--ops", is_flag=True, help="Log every op, to name the one that crashes or hangs (slower).")
 @click.option("--sync", is_flag=True, help="Run device ops synchronously; prints the environment variables it sets.")
 @click.option("--valgrind", is_flag=True, help="Run under valgrind and report leaks by native frame (very slow).")
@@ -179,7 +182,7 @@ def run_command(options: RunOptions) -> None:
         nonlocal code_for_findings
         if rank == 0:
             folder = _move_to_runs(folder, options)
-            code_for_findings = options.exit_code(0, _diagnose(folder, as_json=options.as_json))
+            code_for_findings = options.exit_code(0, _diagnose(folder, options))
 
     code = supervise(
         lambda guard: _train(options, guard, began=began),
@@ -221,7 +224,7 @@ def _train(options: RunOptions, guard: ProcessGuard, *, began: float) -> int:
     except RunFolderError as error:
         if not isinstance(error.__cause__, OSError | MemoryError):
             raise
-        echo(f"roundoff: the training runs unwatched: {error}", err=True)
+        warn(f"the training runs unwatched: {error}")
         with switched_on, options.repeating():
             return options.exit_code(run_script(script), None)
     if hidden is not None:
@@ -250,13 +253,13 @@ def _train(options: RunOptions, guard: ProcessGuard, *, began: float) -> int:
         if watch.rank == 0 and not guard.is_reported:
             with _in_folder(started_in):
                 folder = watch.folder if options.runs.is_absolute() else Path(os.path.relpath(watch.folder))
-                diagnosis = _report(watch, folder, as_json=options.as_json)
+                diagnosis = _report(watch, folder, options)
     except KeyboardInterrupt:
         if code is None:
             raise
         signals.ignore()
         folder = watch.folder if options.runs.is_absolute() else options.runs / watch.folder.name
-        echo(f"roundoff: interrupted; what was seen is kept in {folder}", err=True)
+        warn(f"interrupted; what was seen is kept in {folder}")
     guard.close()
     signals.give_back()
     return options.exit_code(code, diagnosis) if watch.rank == 0 else code
@@ -297,7 +300,7 @@ def _in_folder(folder: Path) -> Iterator[None]:
                 os.chdir(before)
 
 
-def _report(watch: Watch, folder: Path, *, as_json: bool) -> Diagnosis | None:
+def _report(watch: Watch, folder: Path, options: RunOptions) -> Diagnosis | None:
     """Diagnose the run that has ended and print the verdict."""
     from roundoff.errors import RoundoffError
     from roundoff.record.process_info import local_ranks
@@ -305,22 +308,22 @@ def _report(watch: Watch, folder: Path, *, as_json: bool) -> Diagnosis | None:
     from roundoff.watch.process.child_monitor import wait_for_endings
 
     for complaint in watch.complaints:
-        echo(f"roundoff: {complaint}", err=True)
+        warn(complaint)
     with suppress(RoundoffError, OSError, MemoryError):
         others = {*Run.open(folder).ranks, *local_ranks()} - {watch.rank}  # one that is late has left no files yet
         wait_for_endings(folder, ranks=others)  # what they saw is part of the run
-    return _diagnose(folder, watch=watch, as_json=as_json)
+    return _diagnose(folder, options, watch=watch)
 
 
 def _diagnose(
-    folder: Path, *, as_json: bool, watch: Watch | None = None, watched: str | None = None
+    folder: Path, options: RunOptions, *, watch: Watch | None = None, watched: str | None = None
 ) -> Diagnosis | None:
     """Diagnose a run and print the verdict; None if that failed, which is said in one line.
 
     The training has ended and must not fail because of what is found, or not found out, about it.
     """
     from roundoff.diagnose import diagnose_and_save
-    from roundoff.report import verdict_text
+    from roundoff.report import verdict_screen
     from roundoff.runs import Run, to_json
 
     try:
@@ -331,15 +334,15 @@ def _diagnose(
         if watch is not None:
             watched = watch.watched_text(folder)
             facts = {"steps": watch.num_steps, "seconds": watch.seconds, "cost": watch.cost}
-        if as_json:
+        log_to(run, options.log_to)
+        if options.as_json:
             findings = [finding.to_object() for finding in diagnosis.findings]
             echo(to_json({"run": str(folder), **facts, **diagnosis.coverage.to_object(), "findings": findings}))
         else:
-            draws = can_draw(sys.stderr)
-            echo(verdict_text(run, diagnosis, watched=watched, width=columns(), draws=draws), err=True)
+            click.echo(verdict_screen(run, diagnosis, sys.stderr, watched=watched), err=True, color=True)
     except Exception as error:
         reason = str(error).partition("\n")[0] or type(error).__name__
-        echo(f"roundoff: the run could not be diagnosed, so nothing is known about it: {reason}", err=True)
+        warn(f"the run could not be diagnosed, so nothing is known about it: {reason}")
         return None
     return diagnosis
 
@@ -358,11 +361,11 @@ def _run_under_valgrind(options: RunOptions) -> int:
     writer = RunWriter.create(folder, info)
     code = run_memcheck(script.command, xml=memcheck_path(folder))
     writer.close(status="failed" if code else "finished")
-    return options.exit_code(code, _diagnose(folder, watched=str(folder), as_json=options.as_json))
+    return options.exit_code(code, _diagnose(folder, options, watched=str(folder)))
 
 
 def _run_synchronously() -> None:
     """Set the environment variables of synchronous mode before anything reads them, and print them."""
     from roundoff.watch.process.native_debugging import set_synchronous
 
-    echo(f"roundoff: synchronous mode: {' '.join(set_synchronous())}", err=True)
+    warn(f"synchronous mode: {' '.join(set_synchronous())}")

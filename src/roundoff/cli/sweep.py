@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from roundoff.cli.options import PATH, backend_options, fills, json_option, name_option, runs_option
-from roundoff.cli.terminal import columns, echo, exit_code_of
+from roundoff.cli.terminal import echo, exit_code_of
+from roundoff.console import columns
 from roundoff.errors import UsageError
 from roundoff.files import write_output
 from roundoff.progress import ProgressBar

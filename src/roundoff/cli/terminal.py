@@ -7,25 +7,26 @@ import codecs
 import errno
 import os
 import select
-import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from enum import IntEnum
 from importlib.util import find_spec
 from io import TextIOWrapper
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 from click.exceptions import Exit
 
+from roundoff.console import can_draw, escape_controls
 from roundoff.errors import RoundoffError, UsageError
-from roundoff.words import escape_controls
+from roundoff.progress import say, waiting
+from roundoff.words import join_words
 
-MAX_COLUMNS = 100
-_MIN_COLUMNS = 40
-_DRAWN = "─…█"
+if TYPE_CHECKING:
+    from roundoff.runs import Run
+
 _PLAIN = str.maketrans("─…▁▂▃▄▅▆▇█━", "-~_.,:-=+#-")
 """ASCII replacements for the characters that curves and rules are drawn with."""
 _ERRORS = "roundoff.plain"
@@ -36,18 +37,9 @@ def echo(text: object, *, err: bool = False, nl: bool = True) -> None:
     click.echo(escape_controls(str(text)), err=err, nl=nl)
 
 
-def columns() -> int:
-    """Return how wide text may be: the width of the terminal, or COLUMNS, at most 100; in a pipe 100."""
-    return max(_MIN_COLUMNS, min(MAX_COLUMNS, shutil.get_terminal_size((MAX_COLUMNS, 24)).columns))
-
-
-def can_draw(stream: TextIO) -> bool:
-    """Whether a stream knows the characters that lines and curves are drawn with."""
-    try:
-        _DRAWN.encode(stream.encoding or "ascii")
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True
+def warn(text: str) -> None:
+    """Tell the user something on stderr, or where the logger `roundoff` sends it."""
+    say(escape_controls(text))
 
 
 def show_plainly(stream: TextIO) -> None:
@@ -62,6 +54,17 @@ def _replace_unknown(error: UnicodeError) -> tuple[str, int]:
     assert isinstance(error, UnicodeEncodeError)
     unknown = error.object[error.start : error.end].translate(_PLAIN)
     return unknown.encode("ascii", "replace").decode("ascii"), error.end
+
+
+def log_to(run: Run, loggers: Sequence[str]) -> None:
+    """Send a run to loggers; one that fails is a line on stderr."""
+    if loggers:
+        from roundoff.report.loggers.logged_run import log_run
+
+        with waiting(f"logging to {join_words(loggers)}"):
+            failed = log_run(run, loggers)
+        for line in failed:
+            warn(line)
 
 
 _ENDING_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from roundoff.cli.options import PATH, json_option, name_option, runs_option
-from roundoff.cli.terminal import columns, echo, exit_code_of
+from roundoff.cli.terminal import echo, exit_code_of
+from roundoff.console import columns
 from roundoff.words import plural
 
 if TYPE_CHECKING:

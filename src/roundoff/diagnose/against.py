@@ -273,7 +273,7 @@ def _fix(found: Divergence) -> str:
     if found.is_only_in is not None:
         return f"check why only the {found.is_only_in} runs it"
     if not found.knows_inputs:
-        return "to know what the op itself adds, record both with inputs: roundoff run SCRIPT, or record --inputs"
+        return "to know what the op itself adds, make both runs with `roundoff run`, or with `roundoff record --inputs`"
     return fixes.get(found.cause, "compare this op's settings and its kernel on both sides")
 
 

@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 
 from roundoff.errors import RoundoffError
 from roundoff.files import read_bytes
+from roundoff.notebook_cells import cell_lines
 from roundoff.runs import Finding, JsonValue, Run
 
 _LINES_AROUND = 2
@@ -53,17 +54,30 @@ def _quote(run: Run, source: str) -> JsonValue:
     name, _, number = source.rpartition(":")
     if not number.isdecimal():
         return None
+    if (cell := cell_lines(name)) is not None:
+        return _around(cell, int(number))
     for path in _candidates(run, name):
         with contextlib.suppress(OSError, ValueError):
             if path.stat().st_mtime > datetime.fromisoformat(run.info.started).timestamp():
                 return None
             lines = read_bytes(path, max_bytes=_MAX_FILE_BYTES).decode(errors="replace").splitlines()
-            around = range(max(int(number) - _LINES_AROUND, 1), min(int(number) + _LINES_AROUND, len(lines)) + 1)
-            full = [each for each in around if lines[each - 1].strip()]
-            if int(number) in full:
-                shown = lines[full[0] - 1 : full[-1]]  # without empty lines at the ends
-                return {"code": [line.rstrip()[:_MAX_COLUMNS] for line in shown], "from_line": full[0]}
+            if (code := _around(lines, int(number))) is not None:
+                return code
     return None
+
+
+def _around(lines: Sequence[str], number: int) -> JsonValue:
+    """Return a line and those around it, without empty lines at the ends; None if it is not there, or empty."""
+    around = range(max(number - _LINES_AROUND, 1), min(number + _LINES_AROUND, len(lines)) + 1)
+    full = [each for each in around if lines[each - 1].strip()]
+    if number not in full:
+        return None
+    return {"code": [line.rstrip()[:_MAX_COLUMNS] for line in lines[full[0] - 1 : full[-1]]], "from_line": full[0]}
+
+
+def find_source(run: Run, source: str) -> Path | None:
+    """Return the file of a source line, `model.py:41`, if it is here."""
+    return next((path.absolute() for path in _candidates(run, source.rpartition(":")[0])), None)
 
 
 def _candidates(run: Run, name: str) -> Iterator[Path]:

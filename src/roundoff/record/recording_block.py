@@ -13,6 +13,7 @@ from roundoff.record.event_selection import EventSelection, Level, RecordingSett
 from roundoff.record.loop.sites import Sites
 from roundoff.record.process_info import describe_process, rank, say_if_untested
 from roundoff.record.reference import ReferenceKind
+from roundoff.record.script import unless_taken
 from roundoff.record.session import Recording
 from roundoff.runs import JsonValue, RunWriter
 from roundoff.words import plural
@@ -46,7 +47,7 @@ def recording(
 
     Args:
         model: names sites and parameters from the start; without it, models are named when they are first called.
-        to: the run folder to create; an error if it already holds a run.
+        to: the run folder to create; an error if it already holds a run, and in a notebook numbered then.
         steps: numbers of the steps to record, `range(3)`; None for all.
         sites: shell patterns of sites, `"blocks.*"`.
         ops: shell patterns of ops, `"aten.*mm"`, `"softmax"`.
@@ -69,7 +70,7 @@ def recording(
         selection=EventSelection.of(steps=steps, sites=sites, ops=ops, phases=phases),
         level=level, inputs=inputs, histograms=histograms, reference=reference, stacks=stacks, strict=strict,
     )  # fmt: skip
-    session = start_recording(model, to=to, settings=wanted, command=command, seed=seed, facts=settings)
+    session = start_recording(model, to=unless_taken(to), settings=wanted, command=command, seed=seed, facts=settings)
     with session.running():
         yield session
     if session.complaints:

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 
 from roundoff.errors import RunFolderError, ScriptError
+from roundoff.notebook_cells import is_notebook
 from roundoff.record.process_info import launch_name, rank, restart_count
 from roundoff.record.source_lines import without_our_frames
 from roundoff.runs import Run, next_free_name
@@ -136,6 +137,14 @@ def folder_for(script: Script, *, name: str | None, base: Path) -> Path:
     if launch is None or rank() == 0:
         return next_free_name(base, script.stem)
     return _folder_of_rank_0(base, script.stem, launch)
+
+
+def unless_taken(folder: str | Path) -> Path:
+    """Return the folder of a run; in a notebook, whose cells are run again and again, a numbered one if it is taken."""
+    folder = Path(folder)
+    if not is_notebook() or not (folder / "run.json").exists():
+        return folder
+    return next_free_name(folder.parent, folder.name)
 
 
 def waiting_folder(base: Path) -> Path | None:

@@ -13,6 +13,8 @@ from pathlib import Path
 from types import CodeType, FrameType, FunctionType, TracebackType
 from typing import Any
 
+from roundoff.notebook_cells import cell_name
+
 _TORCH = find_spec("torch")  # not imported: a path is shortened without it
 _HERE = Path(__file__).parent
 _OUR_ROOMS = tuple(_HERE.parent / room for room in ("record", "replay", "watch", "precision", "switches"))
@@ -68,7 +70,12 @@ def is_users_file(filename: str) -> bool:
 
 
 def shown_path(filename: str) -> str:
-    """Shorten a path: relative to the current folder or to site-packages, otherwise its last two parts."""
+    """Shorten a path: relative to the current folder or to site-packages, otherwise its last two parts.
+
+    The code of a notebook's cell has the name of the cell, `In[3]`.
+    """
+    if (cell := cell_name(filename)) is not None:
+        return cell
     if filename.startswith("<"):
         return filename
     path = Path(filename).resolve()

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO, cast
 
+from roundoff.console import PLAIN, Paint, Style, can_draw, columns
+from roundoff.diagnose.quoted_code import find_source
 from roundoff.report.loss_curve import curve_lines
 from roundoff.report.parts import WIDTH, Code, Facts, Note, Part, Sentence, to_text
 from roundoff.runs import RULE_FAILED, Answer, Failure, Finding, RuleAnswer, Severity, failures_line
@@ -18,15 +22,23 @@ if TYPE_CHECKING:
 MAX_OTHERS = 6
 """At most this many findings after the first get a line of their own."""
 MAX_RELATED = 3
+_STYLES: dict[Severity, Style] = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "marked"}
 _TRIAL = {"tried", "steps", "is_good", "effect"}
 
 
 def verdict_text(
-    run: Run, diagnosis: Diagnosis, *, watched: str | None = None, width: int = WIDTH, draws: bool = True
+    run: Run,
+    diagnosis: Diagnosis,
+    *,
+    watched: str | None = None,
+    width: int = WIDTH,
+    draws: bool = True,
+    paint: Paint = PLAIN,
 ) -> str:
     """Lay out a diagnosis: the findings, what was saved, what to type next, and the curves of a run that broke.
 
-    `draws` says whether the output can show the characters of curves; `watched` is a line of `watched_text`.
+    `draws` says whether the output can show the characters of curves; `watched` is a line of `watched_text`. The text
+    holds no control characters except those that `paint` makes.
     """
     curves = curve_lines(run.metrics(), width=width, indent="  ") if draws and not diagnosis.is_clean else []
     return findings_text(
@@ -37,6 +49,15 @@ def verdict_text(
         failed=failure_lines(diagnosis.answers, run.failures()),
         coverage=diagnosis.coverage,
         width=width,
+        paint=paint,
+        file_of=partial(find_source, run),
+    )
+
+
+def verdict_screen(run: Run, diagnosis: Diagnosis, stream: TextIO, *, watched: str | None = None) -> str:
+    """Lay out a diagnosis as a stream can show it: as wide as it is, and with colours and links if it is a terminal."""
+    return verdict_text(
+        run, diagnosis, watched=watched, width=columns(), draws=can_draw(stream), paint=Paint.of(stream)
     )
 
 
@@ -49,26 +70,31 @@ def findings_text(
     failed: Sequence[str] = (),
     coverage: Coverage | None = None,
     width: int = WIDTH,
+    paint: Paint = PLAIN,
+    file_of: Callable[[str], Path | None] = lambda source: None,
 ) -> str:
     """Lay out the first finding in full and the others in one line each; say so plainly when there are none.
 
     The verdict is the first of the findings. `saved` names what was kept of the bad step and the command that opens it,
     `failed` holds lines of `failure_lines`, and `watched` is the last line, of `watched_text`. If `coverage` says that
-    not everything was watched, a line says so after it.
+    not everything was watched, a line says so after it. `file_of` returns the file of a source line, to link to it.
     """
     problems = [finding for finding in findings if finding.severity is not Severity.NOTE]
     notes = [f for f in findings if f.severity is Severity.NOTE and f.rule != RULE_FAILED]
     if not problems and (coverage is None or coverage.watched == "complete" or _is_unreadable(coverage)):
-        return "\n".join([_nothing_found(watched, is_complete=not failed), *_others(notes, width), *failed])
+        nothing = paint(_nothing_found(watched, is_complete=not failed), "warning" if failed else "good")
+        return "\n".join([nothing, *_others(notes, width, paint), *map(paint, failed)])
     if not problems and coverage is not None:
-        lines = [*([watched] if watched else []), *_others(notes, width), *failed]
-        return "\n".join([*lines, not_found_text(coverage)])
-    parts = [*finding_parts(problems[0]), Facts([("saved", saved)] if saved else [], overflow="keep")]
+        lines = [*([paint(watched)] if watched else []), *_others(notes, width, paint), *map(paint, failed)]
+        return "\n".join([*lines, paint(not_found_text(coverage), "warning")])
+    file = file_of(problems[0].source) if problems[0].source is not None and paint.links else None
+    parts = [*finding_parts(problems[0], file=file), Facts([("saved", saved)] if saved else [], overflow="keep")]
     parts.append(Facts(_next_facts(next_commands, width), overflow="keep"))
-    lines = [to_text(parts, width=width), *_others([*problems[1:], *notes], width), *failed]
-    lines += [watched] if watched else []
+    others = _others([*problems[1:], *notes], width, paint)
+    lines = [to_text(parts, width=width, paint=paint), *others, *map(paint, failed)]
+    lines += [paint(watched, "faint")] if watched else []
     if coverage is not None and coverage.watched == "partial":
-        lines.append(f"Not everything was watched: {'; '.join(coverage.reasons)}.")
+        lines.append(paint(f"Not everything was watched: {'; '.join(coverage.reasons)}.", "warning"))
     return "\n".join(lines)
 
 
@@ -94,15 +120,18 @@ def not_found_text(coverage: Coverage) -> str:
     return f"Nothing found in the {plural(coverage.num_steps, 'step')} that {was} watched; {reasons}."
 
 
-def finding_parts(finding: Finding) -> list[Part]:
-    """Return a finding in full: where, what and why, how to fix it, and what else follows from it."""
+def finding_parts(finding: Finding, *, file: Path | None = None) -> list[Part]:
+    """Return a finding in full: where, what and why, how to fix it, and what else follows from it.
+
+    `file` is where the file of its source line is, if that is known.
+    """
     first, *further = f"{_begin_sentence(finding)}: {finding.why}".split("\n")
     tried = tried_text(finding)
     related = [("also", _end_sentence(f"{each.rule}: {each.title}")) for each in finding.related[:MAX_RELATED]]
     return [
-        Sentence(place_in_words(finding), source=finding.source),
+        Sentence(place_in_words(finding), source=finding.source, style=_STYLES[finding.severity], file=file),
         *code_of(finding),
-        *(Note(_end_sentence(paragraph)) for paragraph in (first, *further)),
+        *(Note(_end_sentence(paragraph)) for paragraph in (first, *further) if paragraph.strip()),
         Facts([*([("tried", tried)] if tried else []), ("fix", _end_sentence(finding.fix)), *related]),
     ]
 
@@ -250,8 +279,8 @@ def _next_facts(commands: Sequence[str], width: int) -> list[tuple[str, str]]:
     return [("" if place else "next", command) for place, command in enumerate(commands)]
 
 
-def _others(findings: Sequence[Finding], width: int) -> list[str]:
-    lines = [_one_line(finding, width) for finding in findings[:MAX_OTHERS]]
+def _others(findings: Sequence[Finding], width: int, paint: Paint) -> list[str]:
+    lines = [paint(_one_line(finding, width), _STYLES[finding.severity]) for finding in findings[:MAX_OTHERS]]
     more = len(findings) - MAX_OTHERS
     return [*lines, f"{more} more in findings.json"] if more > 0 else lines
 

@@ -7,8 +7,10 @@ import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
+from roundoff.console import PLAIN, Paint, Style
 from roundoff.report.loss_curve import loss_curve, sparkline
 from roundoff.report.markup import Html, join_html, tag
 from roundoff.report.page import section
@@ -89,6 +91,8 @@ def percent(share: float) -> str:
 
 WIDTH = 100
 _INDENT = "  "
+_TYPED = ":  "
+"""Comes between words and something to type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,10 @@ class Sentence:
     text: str
     source: str | None = None
     """The line of code that it is about, shown at the right."""
+    style: Style = "marked"
+    """How a terminal with colours shows it."""
+    file: Path | None = None
+    """Where the file of `source` is, if that is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +138,10 @@ class Facts:
     pairs: Sequence[tuple[str, str]]
     label_width: int = 7
     overflow: Literal["wrap", "cut", "keep"] = "wrap"
-    """What happens on a console to a text that is too long for its line."""
+    """What happens on a console to a text that is too long for its line.
+
+    wrap: it is continued on the next one; but something to type, after `:  `, gets a line of its own, to be copied.
+    """
     is_apart: bool = False
     """Whether a console shows an empty line before them."""
 
@@ -165,9 +176,9 @@ class TablePart:
 Part = Sentence | Code | Heading | Note | Facts | CurvePicture | TablePart
 
 
-def to_text(parts: Sequence[Part], *, width: int = WIDTH) -> str:
+def to_text(parts: Sequence[Part], *, width: int = WIDTH, paint: Paint = PLAIN) -> str:
     """Lay out parts for a console."""
-    return "\n".join(line for part in parts for line in _lines(part, width))
+    return "\n".join(line for part in parts for line in _lines(part, width, paint))
 
 
 def to_html(parts: Sequence[Part]) -> Html:
@@ -175,22 +186,23 @@ def to_html(parts: Sequence[Part]) -> Html:
     return join_html(*map(_element, parts))
 
 
-def _lines(part: Part, width: int) -> list[str]:
+def _lines(part: Part, width: int, paint: Paint) -> list[str]:
     match part:
         case Sentence():
-            return _sentence_lines(part, width)
+            return _sentence_lines(part, width, paint)
         case Code():
-            return [f"{_INDENT}{line}"[:width].rstrip() for line in code_lines(part)]
+            lines = [f"{_INDENT}{line}"[:width].rstrip() for line in code_lines(part)]
+            return [paint(line, "marked" if line.startswith(f"{_INDENT}>") else "faint") for line in lines]
         case Heading(text):
-            return ["", text]
+            return ["", paint(text, "marked")]
         case Note(text):
-            return wrap(text, width=width, first=_INDENT, rest=_INDENT)
+            return [paint(line) for line in wrap(text, width=width, first=_INDENT, rest=_INDENT)]
         case Facts():
-            return [*[""] * part.is_apart, *_fact_lines(part, width)]
+            return [*[""] * part.is_apart, *_fact_lines(part, width, paint)]
         case CurvePicture(label=label, values=values, text=text, low=low, high=high):
-            return [f"{_INDENT}{label:<11}{sparkline(values, low=low, high=high)}  {text}"]
+            return [paint(f"{_INDENT}{label:<11}{sparkline(values, low=low, high=high)}  {text}")]
         case TablePart():
-            return _table_lines(part)
+            return [paint(line) for line in _table_lines(part)]
 
 
 def code_lines(code: Code) -> list[str]:
@@ -208,24 +220,37 @@ def code_lines(code: Code) -> list[str]:
     ]
 
 
-def _sentence_lines(sentence: Sentence, width: int) -> list[str]:
+def _sentence_lines(sentence: Sentence, width: int, paint: Paint) -> list[str]:
     lines = wrap(sentence.text, width=width, rest=_INDENT)
+    painted = [paint(line, sentence.style) for line in lines]
     if not sentence.source:
-        return lines
-    if len(lines[-1]) + len(sentence.source) + 3 > width:
-        return [*lines, f"{_INDENT}{sentence.source}"]
-    return [*lines[:-1], f"{lines[-1]:<{width - len(sentence.source)}}{sentence.source}"]
+        return painted
+    number = sentence.source.rpartition(":")[2]
+    source = paint(sentence.source, link=sentence.file, line=int(number) if number.isdecimal() else 1)
+    gap = width - len(lines[-1]) - len(sentence.source)
+    return [*painted, f"{_INDENT}{source}"] if gap < 3 else [*painted[:-1], f"{painted[-1]}{' ' * gap}{source}"]
 
 
-def _fact_lines(facts: Facts, width: int) -> Iterator[str]:
-    rest = " " * (len(_INDENT) + facts.label_width)
+def _fact_lines(facts: Facts, width: int, paint: Paint) -> Iterator[str]:
+    indent = len(_INDENT) + facts.label_width
     for label, text in facts.pairs:
-        first = f"{_INDENT}{label:<{facts.label_width}}"
-        if facts.overflow == "wrap":
-            yield from wrap(text, width=width, first=first, rest=rest)
+        for place, (words, typed) in enumerate(_fact_pieces(text, width - indent, facts.overflow)):
+            start = f"{_INDENT}{'' if place else label:<{facts.label_width}}"
+            yield f"{paint(start, 'label')}{paint(words)}{paint(typed, 'code')}".rstrip()
+
+
+def _fact_pieces(text: str, width: int, overflow: Literal["wrap", "cut", "keep"]) -> Iterator[tuple[str, str]]:
+    """Yield the lines of a text, each as words and what is to be typed after them; that is never broken."""
+    for line in text.splitlines() if overflow == "wrap" else [text]:
+        words, gap, typed = line.partition(_TYPED)
+        if len(line) <= width or overflow == "keep":
+            yield words + gap, typed
+        elif overflow == "cut":
+            yield f"{line[: width - 1]}…", ""
         else:
-            line = f"{first}{text}".rstrip()
-            yield line if len(line) <= width or facts.overflow == "keep" else f"{line[: width - 1]}…"
+            yield from ((each, "") for each in wrap(f"{words}:" if gap else line, width=width))
+            if gap:
+                yield _INDENT, typed
 
 
 def _table_lines(part: TablePart) -> list[str]:
@@ -239,7 +264,7 @@ def _table_lines(part: TablePart) -> list[str]:
 
 def _element(part: Part) -> Html:
     match part:
-        case Sentence(text, source):
+        case Sentence(text=text, source=source):
             return tag("p", text, *([" ", tag("code", source)] if source else []), class_="verdict")
         case Code():
             return tag("pre", "\n".join(code_lines(part)), class_="code")

@@ -11,6 +11,7 @@ import numpy as np
 
 from roundoff.errors import RunFolderError, UsageError
 from roundoff.files import read_bytes, write_atomically
+from roundoff.lazy_names import lazy_method
 from roundoff.runs import record_kinds as kinds
 from roundoff.runs.files import folder as names
 from roundoff.runs.files.columns import Rows, no_values
@@ -30,6 +31,8 @@ from roundoff.runs.records.training_facts import BatchFacts, CriterionCall, Lost
 
 T = TypeVar("T")
 
+_inline_page = lazy_method("roundoff.report.notebook", "inline_page")
+
 _MAX_EVENTS = 300_000
 """At most this many events are cached, half a kilobyte each; the rest is read again when it is requested."""
 
@@ -38,7 +41,7 @@ _MAX_TEXT_BYTES = 64 * 2**20
 """A longer file of stacks is refused."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Run:
     """A run folder, opened for reading; nothing is cached, so a run that is still being written can be read again.
 
@@ -47,6 +50,15 @@ class Run:
 
     path: Path
     info: RunInfo
+
+    _repr_html_ = lazy_method("roundoff.report.notebook", "run_html")
+
+    def page(self) -> Any:
+        """Return the page that `roundoff report` writes; a notebook shows it inside the cell."""
+        return _inline_page(self)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.path}: {self.info.status}>"
 
     @classmethod
     def open(cls, path: Path | str) -> Run:

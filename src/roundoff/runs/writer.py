@@ -14,6 +14,7 @@ from typing import Self
 
 from roundoff.errors import RunFolderError
 from roundoff.files import make_folder, write_atomically
+from roundoff.progress import say
 from roundoff.runs.files import folder as names
 from roundoff.runs.files.columns import EventColumns, HashColumns, ParameterColumns
 from roundoff.runs.files.lines import append_lines
@@ -171,7 +172,7 @@ class RunWriter:
         if os.getpid() == self._process:
             with contextlib.suppress(Exception):  # full, or gone: nothing of ours may reach the training
                 stream = sys.stderr if getattr(self._stderr, "closed", False) else self._stderr
-                print(f"roundoff: {' '.join(text.split())}", file=stream, flush=True)
+                say(" ".join(text.split()), stream=stream)
 
     def flush(self) -> None:
         """Write everything that was collected."""

@@ -69,7 +69,7 @@ class HealthyTraining:
 
     def _diagnose(self, watch: Watch) -> tuple[Diagnosis, str]:
         """Return what was found, also as text, without commands that would open a run which is about to be deleted."""
-        diagnosis, screen = watch.diagnose_fully()
+        diagnosis, screen = watch.diagnosis(), watch.verdict()
         if self._is_kept:
             return diagnosis, screen
         failed = failure_lines(diagnosis.answers, diagnosis.failures)

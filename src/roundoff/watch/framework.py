@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from roundoff.errors import UsageError
+from roundoff.progress import say
 from roundoff.record.loop.observer import is_observed
 from roundoff.record.process_info import rank
 from roundoff.replay.investigator import OnAnomaly
@@ -21,7 +22,6 @@ from roundoff.watch.process.supervise import ProcessGuard
 from roundoff.watch.settings import WatchSettings
 from roundoff.watch.watch import Watch
 from roundoff.watch.watching import next_folder, start_watching
-from roundoff.words import escape_controls
 
 
 class FrameworkWatch:
@@ -49,7 +49,7 @@ class FrameworkWatch:
         """Start watching; models and optimizers that are not passed are found when they are used."""
         self.end()
         if is_observed():
-            print("roundoff: this training is already being watched; the callback does nothing.", file=sys.stderr)
+            say("this training is already being watched; the callback does nothing.")
             return
         self._process = os.getpid()
         guard = ProcessGuard()
@@ -78,8 +78,8 @@ class FrameworkWatch:
             self.watch.training_failed = True
         self._open.close()
         if rank() == 0:
-            self.findings, screen = self.watch.diagnose()
-            print(escape_controls(screen), file=sys.stderr)
+            self.findings = self.watch.findings
+            print(self.watch.verdict(stream=sys.stderr), file=sys.stderr)
 
     def _end_at_exit(self) -> None:
         self.end(getattr(sys, "last_value", None) or RuntimeError("the training did not report its end"))

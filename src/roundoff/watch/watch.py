@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
-from typing import Any, Literal, NoReturn, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TextIO, TypeVar, cast
 from weakref import ref
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from roundoff.console import escape_controls
 from roundoff.diagnose import Diagnosis, diagnose_and_save
 from roundoff.kernels.host_copies import HostCopies
 from roundoff.progress import announcing
@@ -35,7 +37,7 @@ from roundoff.replay.snapshots import Snapshots, free_bytes, why_no_room
 from roundoff.replay.state import Training
 from roundoff.replay.step_tape import BackwardEntry, ModelEntry, StepEntry
 from roundoff.replay.tape_recorder import TapeRecorder
-from roundoff.report import verdict_text, watched_text
+from roundoff.report import verdict_screen, verdict_text, watched_text
 from roundoff.report.tensorboard import TensorBoard
 from roundoff.runs import (
     Anomaly,
@@ -79,6 +81,9 @@ from roundoff.watch.process.memory_growth import MemoryFollower
 from roundoff.watch.settings import WatchSettings
 from roundoff.watch.watch_part import WatchPart
 from roundoff.words import plural
+
+if TYPE_CHECKING:
+    from roundoff.report.notebook import InlinePage
 
 _SNAPSHOT_INTERVAL_OF_RANKS = 8
 """Steps between the snapshots of several ranks: they must be those of the same steps."""
@@ -155,6 +160,9 @@ class Watch(LoopFollower):
         """A step, and what gets it, or why it cannot be played again, when it ends; the script is ended there."""
         self.complaints: list[str] = []
         """What a user should know that is no finding; complete when the block has ended."""
+        self.has_ended = False
+        """Whether the block has ended, and the run is complete."""
+        self._diagnosis: Diagnosis | None = None
         self._gaps: list[Gap] = []
         self._settings = settings
         self._writer = writer
@@ -301,23 +309,61 @@ class Watch(LoopFollower):
         """Whether everything is looked at in the open step, whatever it costs."""
         return self.clock.step < self._schedule.full_steps or self._settings.every_step
 
-    def verdict(self) -> str:
-        """Diagnose what was seen, and return the screen that `roundoff run` prints; to be called after the block."""
-        return self.diagnose()[1]
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What was found, the verdict first; none before the block has ended (`anomalies` are what was seen so far)."""
+        return tuple(self.diagnosis().findings) if self.has_ended else ()
 
-    def diagnose(self) -> tuple[tuple[Finding, ...], str]:
-        """Diagnose what was seen; return the findings, which go into findings.json, and the screen to print."""
-        diagnosis, screen = self.diagnose_fully()
-        return tuple(diagnosis.findings), screen
+    def verdict(self, *, stream: TextIO | None = None) -> str:
+        """Return what `roundoff run` prints at the end; to be called after the block.
 
-    def diagnose_fully(self) -> tuple[Diagnosis, str]:
-        """Diagnose what was seen; return the findings with what each rule answered, and the screen to print."""
-        run = Run.open(self.folder)
-        with self.diagnosing():
-            diagnosis = diagnose_and_save(run, gaps=self.gaps, code_is_at_hand=True)
-        screen = verdict_text(run, diagnosis, watched=self.watched_text(), draws=False)
-        complaints = [f"roundoff: {complaint}" for complaint in self.complaints]
-        return diagnosis, "\n".join([*complaints, screen])
+        With a `stream`, as that can show it: in colour on a terminal.
+        """
+        run, diagnosis, watched = Run.open(self.folder), self.diagnosis(), self.watched_text()
+        if stream is None:
+            screen = verdict_text(run, diagnosis, watched=watched, draws=False)
+        else:
+            screen = verdict_screen(run, diagnosis, stream, watched=watched)
+        return "\n".join([*(escape_controls(f"roundoff: {complaint}") for complaint in self.complaints), screen])
+
+    def __repr__(self) -> str:
+        found = None if self._diagnosis is None else plural(len(self._diagnosis.findings), "finding")
+        state = (found or "not diagnosed") if self.has_ended else "running"
+        return f"<Watch {self.folder}: {plural(self.num_steps, 'step')}, {state}>"
+
+    def _repr_html_(self) -> str:
+        from roundoff.report.notebook import run_html  # few trainings are in notebooks, and this loads all of a page
+
+        if not self.has_ended:
+            return html.escape(f"{self!r}; so far {plural(len(self.anomalies), 'anomaly', 'anomalies')}")
+        self.diagnosis()
+        return run_html(Run.open(self.folder))
+
+    def page(self) -> InlinePage:
+        """Return the page that `roundoff report` writes; a notebook shows it inside the cell."""
+        from roundoff.report.notebook import inline_page
+
+        self.diagnosis()
+        return inline_page(Run.open(self.folder))
+
+    def log_to(self, *loggers: str) -> None:
+        """Send curves, findings and the page to loggers ("wandb", "mlflow", "trackio"); to be called after the block.
+
+        A logger that fails is one line on stderr; one that is not installed is a `UsageError`.
+        """
+        from roundoff.report.loggers.logged_run import check_loggers, log_run
+
+        check_loggers(loggers)
+        self.diagnosis()
+        for line in log_run(Run.open(self.folder), loggers):
+            self._writer.say(line)
+
+    def diagnosis(self) -> Diagnosis:
+        """Diagnose what was seen, once, when the block has ended; the findings go into findings.json."""
+        if self._diagnosis is None or not self.has_ended:
+            with self.diagnosing():
+                self._diagnosis = diagnose_and_save(Run.open(self.folder), gaps=self.gaps, code_is_at_hand=True)
+        return self._diagnosis
 
     @contextlib.contextmanager
     def diagnosing(self) -> Iterator[None]:
@@ -377,6 +423,7 @@ class Watch(LoopFollower):
             self._snapshots.release()
             self._held = []
             self._writer.close(status=status)
+            self.has_ended = True
 
     def failed(self, error: Exception) -> None:
         """Stop watching, and say so in one line; the training goes on."""

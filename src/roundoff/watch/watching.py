@@ -13,9 +13,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from roundoff.errors import RecordError
+from roundoff.notebook_cells import is_notebook, notebook_name
 from roundoff.record.loop.sites import Sites
 from roundoff.record.process_info import describe_process, rank, say_if_untested
-from roundoff.record.script import Script, folder_for
+from roundoff.record.script import Script, folder_for, unless_taken
 from roundoff.replay.investigator import OnAnomaly
 from roundoff.report.tensorboard import TensorBoard
 from roundoff.runs import JsonValue, RunWriter
@@ -46,7 +47,7 @@ def watching(
         model: names sites and parameters from the start; without it models are met as they are called.
         optimizer: whose state to keep from the start; without it optimizers are found when training begins.
         to: the run folder to make; by default the next free one in `runs/`, named after the script. One that holds a
-            run already is an error.
+            run already is an error; in a notebook the new run gets a number, `to-1`.
         budget: the share of the training's time that watching may take.
         on_anomaly: "report" goes on, "stop" ends the training, "skip" undoes the step and goes on.
         snapshot_memory: the most bytes that snapshots and replays may take; by default a quarter of what is free.
@@ -75,7 +76,9 @@ def watching_with(
 ) -> Iterator[Watch]:
     """Watch the training inside the block, with all settings given; see `watching`."""
     guard = ProcessGuard()
-    watch = start_watching(model, to=to if to is not None else next_folder, settings=settings, guard=guard)
+    watch = start_watching(
+        model, to=unless_taken(to) if to is not None else next_folder, settings=settings, guard=guard
+    )
     if optimizer is not None:
         watch.add_optimizer(optimizer)
     try:
@@ -125,5 +128,5 @@ def start_watching(
 
 def next_folder() -> Path:
     """Make the next free folder in `runs/`, named after the script that is running; all ranks get the same."""
-    stem = Path(sys.argv[0]).stem if sys.argv and sys.argv[0] else ""
+    stem = notebook_name() if is_notebook() else Path(sys.argv[0]).stem if sys.argv and sys.argv[0] else ""
     return folder_for(Script(target=stem or "train"), name=None, base=Path("runs"))

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from roundoff.record.loop.step_clock import Phase, StepClock
+from roundoff.record.loop.step_clock import Phase, StepClock, has_optimizer
 from roundoff.runs import Run, StepDetail
 
 X, Y = torch.randn(4, 3), torch.randn(4, 2)
@@ -622,3 +623,15 @@ def test_optimizers_that_step_during_one_backward_make_one_step():
             assert clock.phase is Phase.BACKWARD
         clock.backward_leave()
     assert clock.step == 2
+
+
+def test_an_optimizer_of_wide_copies_belongs_to_the_leaves():
+    model = nn.Linear(3, 5).bfloat16()
+    leaves = [ref(parameter) for parameter in model.parameters()]
+    others = [torch.optim.SGD(other.parameters(), lr=0.1) for other in (nn.Linear(4, 2), nn.Linear(3, 5).bfloat16())]
+    assert not has_optimizer(leaves)
+    copies = torch.optim.SGD([parameter.detach().float() for parameter in model.parameters()], lr=0.1)
+    assert has_optimizer(leaves)
+    del copies
+    assert not has_optimizer(leaves)
+    assert others

@@ -94,7 +94,7 @@ def test_the_page_says_what_it_has_no_room_for(run: Run, monkeypatch: pytest.Mon
 def test_a_recording_without_histograms_says_how_to_have_them(tmp_path: Path):
     found = exponents_section(view_run(diagnosed(record_run(tmp_path / "run"))))
     assert found is not None
-    assert "roundoff record --histograms SCRIPT" in found.body
+    assert "roundoff record --histograms train.py" in found.body
 
 
 def test_a_run_without_recorded_steps_has_no_section(tmp_path: Path):

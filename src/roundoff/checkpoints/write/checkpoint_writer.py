@@ -19,6 +19,7 @@ from roundoff.checkpoints.read.dispatch import read_checkpoint
 from roundoff.checkpoints.read.mindspore import DTYPES
 from roundoff.errors import CheckpointError
 from roundoff.files import NewFile
+from roundoff.progress import counting
 from roundoff.tensor_header import TENSOR_DTYPES
 
 # Checkpoint { repeated Value value = 1; }, Value { string tag = 1; Tensor tensor = 2; }
@@ -32,7 +33,7 @@ MINDSPORE_DTYPES = {torch_name: name for name, torch_name in DTYPES.items()}
 def write_mindspore(path: Path, tensors: Sequence[StoredTensor]) -> None:
     """Write MindSpore's `.ckpt`: every tensor as one value, or as slices with the same tag."""
     with path.open("wb") as file:
-        for stored in tensors:
+        for stored in counting(tensors, "tensor"):
             if stored.dtype not in MINDSPORE_DTYPES:
                 raise CheckpointError.explain(
                     f"'{stored.name}' cannot be written.", why=f"MindSpore has no {stored.dtype}."
@@ -96,7 +97,7 @@ def write_safetensors(path: Path, tensors: Sequence[StoredTensor]) -> None:
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little"))
         file.write(text)
-        for stored in ordered:
+        for stored in counting(ordered, "tensor"):
             file.write(_bits(stored.read()).numpy().data)
 
 
@@ -109,7 +110,7 @@ def _width(stored: StoredTensor) -> int:
 def write_npz(path: Path, tensors: Sequence[StoredTensor]) -> None:
     """Write numpy's `.npz`; the caller has widened bfloat16, which numpy does not have."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
-        for stored in tensors:
+        for stored in counting(tensors, "tensor"):
             with archive.open(f"{stored.name}.npy", "w", force_zip64=True) as file:
                 np.lib.format.write_array(file, stored.read().contiguous().numpy(), allow_pickle=False)
 
@@ -124,7 +125,7 @@ def write_torch(path: Path, tensors: Sequence[StoredTensor]) -> None:
     """
     model: dict[str, Any] = {}
     state: dict[int, dict[str, Any]] = {}
-    for stored in tensors:
+    for stored in counting(tensors, "tensor"):
         # A strided tensor would be saved with all of the memory that it lies in.
         tensor = stored.read().clone(memory_format=torch.contiguous_format)
         if found := _STATE.fullmatch(stored.name):
@@ -188,7 +189,7 @@ def _verify(path: Path, tensors: Sequence[StoredTensor]) -> None:
         if sorted(written.entries) != sorted(names):
             different = sorted(set(written.entries) ^ set(names))
             raise _not_as_meant(path, f"'{different[0]}' has another name" if different else "a name is missing")
-        for stored in tensors:
+        for stored in counting(tensors, "reading back tensor"):
             if not _same(written.tensor(stored.name), stored.read()):
                 raise _not_as_meant(path, f"'{stored.name}' has other values")
 

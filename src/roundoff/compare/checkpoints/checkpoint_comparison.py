@@ -25,6 +25,8 @@ from roundoff.compare.checkpoints.compared_pair import (
     sample_values,
     samples_agree,
 )
+from roundoff.compare.shown_comparison import ShownComparison
+from roundoff.progress import counting
 from roundoff.runs import JsonValue
 
 MAX_GROUP = 2000
@@ -37,8 +39,8 @@ RELATED_COSINE = 0.5
 """The minimum cosine of two states of one parameter; unrelated ones are far below."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointComparison:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class CheckpointComparison(ShownComparison):
     """Two checkpoints, pair by pair."""
 
     reference: str
@@ -108,7 +110,7 @@ def compare_checkpoints(
     )
     found = leftovers_by_values(pairing.only_reference, pairing.only_candidate, reference, candidate)
     pairing = _with_pairs(pairing, found)
-    looked = [_measure(each, reference, candidate) for each in pairing.pairs]
+    looked = [_measure(each, reference, candidate) for each in counting(pairing.pairs, "tensor")]
     swaps = find_swaps(looked, reference, candidate)
     better = {each.reference: each for each in corrected_pairs(swaps, looked)}
     partners = {each.reference.reference: each.candidate.candidate for each in swaps}

@@ -23,6 +23,7 @@ from roundoff.compare.curves.curve import (
     tenth_of,
     trailing_mean,
 )
+from roundoff.compare.shown_comparison import ShownComparison
 from roundoff.errors import CompareError
 
 _SINGLE_SIGMAS = 5.0
@@ -75,8 +76,8 @@ class DivergedStretch:
     """Whether it goes on to the last step."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CurveComparison:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class CurveComparison(ShownComparison):
     """What two curves have in common, and where they part."""
 
     reference: LossCurve

@@ -14,6 +14,7 @@ from roundoff.compare.logprobs.logprob_table import Array, LogprobTable, describ
 from roundoff.compare.logprobs.paired_tokens import PairedTokens, RatioStatistics, measure_ratios, pair_tables, rms
 from roundoff.compare.logprobs.sampling_causes import narrow_head, proven_by_distributions, seen_in_tokens
 from roundoff.compare.logprobs.token_causes import different_tokens, shifted_logprobs
+from roundoff.compare.shown_comparison import ShownComparison
 from roundoff.errors import CompareError
 from roundoff.words import plural
 
@@ -32,8 +33,8 @@ class WorstToken:
     candidate: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogprobComparison:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class LogprobComparison(ShownComparison):
     """What two tables have in common, how far they are apart, and why."""
 
     reference: str

@@ -23,6 +23,7 @@ from roundoff.checkpoints.pair.layer_groups import Axes
 from roundoff.checkpoints.pair.pairing import TensorPair, pair_checkpoints
 from roundoff.compare.runs.divergence import Divergence
 from roundoff.compare.runs.run_comparison import RunComparison, compare_runs
+from roundoff.compare.shown_comparison import ShownComparison
 from roundoff.errors import CheckpointError, CompareError, first_line
 from roundoff.record.accelerator import keeping_torch_generators
 from roundoff.record.event_selection import RecordingSettings
@@ -53,8 +54,8 @@ _OUR_LINES = "compare/models/model_comparison.py"
 """The file that calls the models; its lines say nothing about them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelComparison:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ModelComparison(ShownComparison):
     """How two models differ when they start from the same weights."""
 
     transfer: WeightTransfer

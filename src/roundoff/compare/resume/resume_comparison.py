@@ -24,6 +24,7 @@ from roundoff.compare.resume.course_parts import (
 )
 from roundoff.compare.resume.seam import Seam, find_seam
 from roundoff.compare.resume.state_parts import loss_scale_part, state_parts
+from roundoff.compare.shown_comparison import ShownComparison
 from roundoff.errors import CompareError
 from roundoff.runs import EpochDetail, Run
 from roundoff.words import join_words
@@ -33,8 +34,8 @@ _TOLERANCE = 1e-3
 _ORDER = list(ResumePart)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResumeComparison:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ResumeComparison(ShownComparison):
     """What a resumed run has of the run that it goes on with."""
 
     reference: str

@@ -16,11 +16,13 @@ from roundoff.compare.runs.expected_distance import spread_of, unit_of
 from roundoff.compare.runs.step_comparison import StepWalk
 from roundoff.compare.settings.setting_comparison import differing_settings
 from roundoff.compare.settings.setting_difference import SettingDifference
+from roundoff.compare.shown_comparison import ShownComparison
 from roundoff.errors import CompareError, RoundoffError
 from roundoff.formats import format_named
 from roundoff.precision import Recipe, find_recipe
 from roundoff.precision.recipe.fixed_point_settings import KINDS
 from roundoff.precision.recipe.toml import from_toml
+from roundoff.progress import counting
 from roundoff.runs import Event, Run, sketches_line_up
 from roundoff.runs.records.event import StepOp, ops_of
 
@@ -28,8 +30,8 @@ MIN_COMMON_SHARE = 0.4
 """Runs are of different models if a smaller share of their ops lines up."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunComparison:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class RunComparison(ShownComparison):
     """How two runs differ: where first, by how much, and what they were made of."""
 
     divergence: Divergence | None
@@ -91,7 +93,7 @@ def compare_runs(
     unpaired: dict[UnpairedOp, None] = {}
     divergence: Divergence | None = None
     compared: list[int] = []
-    for at in steps:
+    for at in counting(steps, "step"):
         compared.append(at)
         for of_rank in ranks:
             alignment = _alignment((reference, candidate), forward_only, step=at, rank=of_rank, sites=sites or {})

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from roundoff.compare.runs.alignment import align
 from roundoff.compare.runs.event_distance import distances, finite_absmax
+from roundoff.compare.shown_comparison import ShownComparison
 from roundoff.errors import CompareError
 from roundoff.runs import Event, Run, script_words
 from roundoff.runs.records.event import NAMED, StepOp, ops_of
@@ -45,8 +46,8 @@ class Growth:
         return self.candidate_absmax / self.reference_absmax if self.reference_absmax else 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepPairComparison:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class StepPairComparison(ShownComparison):
     """What changed from one step to another."""
 
     reference_step: int

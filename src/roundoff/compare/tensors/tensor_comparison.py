@@ -13,9 +13,11 @@ from typing import Literal
 from roundoff.checkpoints.checkpoint import StoredTensor
 from roundoff.checkpoints.pair.layer_groups import without_ones
 from roundoff.checkpoints.pair.pairing import expand_name_map
+from roundoff.compare.shown_comparison import ShownComparison
 from roundoff.compare.tensors.tensor_distance import TensorDistance
 from roundoff.compare.tensors.tensor_files import DistanceCache, TensorSource, open_tensors
 from roundoff.errors import CompareError
+from roundoff.progress import counting
 
 SavedPairedBy = Literal["map", "name", "order"]
 
@@ -50,8 +52,8 @@ class JudgedPair:
         return self.verdict in (TensorVerdict.DIFFERENT, TensorVerdict.OTHER_SHAPE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorsComparison:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class TensorsComparison(ShownComparison):
     """Saved tensors of a reference and a candidate, pair by pair."""
 
     reference: str
@@ -116,7 +118,7 @@ def compare_tensors(
 def _measure_pairs(pairs: list[SavedPair]) -> Iterator[JudgedPair]:
     distances = DistanceCache()
     inherited = 0.0
-    for pair in pairs:
+    for pair in counting(pairs, "tensor"):
         reference, candidate = pair.reference, pair.candidate
         is_measurable = without_ones(reference.shape) == without_ones(candidate.shape)
         distance = distances.between(reference, candidate) if is_measurable else None

@@ -12,7 +12,7 @@ import numpy as np
 from roundoff.diagnose.nonfinite.origin import MASKS, Liveness, OriginPlace, find_origin
 from roundoff.diagnose.wording import format_short
 from roundoff.errors import RunFolderError
-from roundoff.runs import Anomaly, Metrics, Origin, ReplayInfo, Run, StepDetail, TensorFile
+from roundoff.runs import Anomaly, Metrics, Origin, ReplayInfo, Run, StepDetail, TensorFile, script_words
 from roundoff.words import join_words
 
 MAX_STEPS = 50
@@ -47,6 +47,8 @@ class BadStep:
     """(step, loss) of the steps before it, in order."""
     replay_note: str | None = None
     """A note of the replay about itself, such as why it failed."""
+    script: str = ""
+    """The script with its arguments, to be typed after a command of ours."""
 
     @property
     def growth_before(self) -> str | None:
@@ -166,6 +168,7 @@ def _examine(
         place=place,
         origin=origin if origin is not None and place is not None and _is_at(origin, place) else None,
         replay_note=info.note if info is not None else None,
+        script=script_words(run.info),
     )
 
 

@@ -308,7 +308,7 @@ def _loss_finding(bad: BadStep) -> Finding:
         phase="forward",
         title="the loss is not finite" if bad.loss_is_bad else "the step is not finite",
         why=f"{_why_unknown(bad)}\n{_fine_before(bad)}".strip(),
-        fix=f"record the step with its inputs:  roundoff record --inputs --stacks --steps {bad.step} SCRIPT",
+        fix=f"record the step with its inputs:  roundoff record --inputs --stacks --steps {bad.step} {bad.script}",
     )
 
 

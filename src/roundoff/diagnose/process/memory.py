@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 from roundoff.diagnose import needs
 from roundoff.diagnose.rule import Code, error, on_each_rank, rule, warning
 from roundoff.errors import RunFolderError
-from roundoff.runs import Finding, GrownObject, JsonValue, MemoryLook, Run, object_of
+from roundoff.runs import Finding, GrownObject, JsonValue, MemoryLook, Run, object_of, script_words
 from roundoff.words import plural, size_text
 
 _MIN_GROWTH = 16 * 2**20
@@ -52,7 +52,7 @@ def growing_memory(run: Run, rank: int) -> Finding | None:
     leak = next((keeper for keeper in keepers if keeper.has_graph), None)
     if leak is not None:
         return _graph_leak(leak, last, rank, compared[-1].keepers)
-    return _memory_growth(compared[-1], last, rank, keepers)
+    return _memory_growth(compared[-1], last, rank, keepers, script=script_words(run.info))
 
 
 def _has_ended(looks: list[MemoryLook]) -> bool:
@@ -85,7 +85,9 @@ def _graph_leak(keeper: GrownObject, last: MemoryLook, rank: int, evidence: Sequ
     )
 
 
-def _memory_growth(look: MemoryLook, last: MemoryLook, rank: int, keepers: Sequence[GrownObject]) -> Finding:
+def _memory_growth(
+    look: MemoryLook, last: MemoryLook, rank: int, keepers: Sequence[GrownObject], *, script: str
+) -> Finding:
     keeper = keepers[0] if keepers else None
     if keeper is not None:
         more = plural(keeper.num_more, "entry", "entries")
@@ -97,7 +99,7 @@ def _memory_growth(look: MemoryLook, last: MemoryLook, rank: int, keepers: Seque
         fix = "release them at the end of each step"
     else:
         why = "no Python container and no tensor grew with it: a native library holds it, or it is fragmented"
-        fix = "look for native leaks:  roundoff run --valgrind SCRIPT"
+        fix = f"look for native leaks:  roundoff run --valgrind {script}"
     return error(
         rule="memory-growth",
         confidence=0.85 if keeper is not None else 0.6,

@@ -11,6 +11,7 @@ from roundoff.experiments.plan.plan_session import PlanOptions
 from roundoff.experiments.plan.site_choices import Proposal, SitePlan
 from roundoff.experiments.plan.verification import Verification, VerifiedProposal
 from roundoff.precision.recipe.recipe import Recipe
+from roundoff.report.notebook import parts_html
 from roundoff.report.parts import Facts, Heading, Note, Part, Sentence, to_text
 from roundoff.report.precision_loss import sensitivity_parts
 from roundoff.runs import JsonValue
@@ -24,7 +25,7 @@ _MAX_COSTLY = 6
 """How many sites the table of lost precision shows; the page has all of them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Plan:
     """A recipe, its evidence, and whether it trains."""
 
@@ -42,6 +43,12 @@ class Plan:
     num_trials: int
     folder: Path
     recipe_file: Path
+
+    def __repr__(self) -> str:
+        return f"<Plan {self.recipe_file}: {verdict(self)}>"
+
+    def _repr_html_(self) -> str:
+        return parts_html(plan_parts(self), is_good=self.is_good)
 
     @property
     def page_file(self) -> Path:

@@ -217,7 +217,18 @@ def find_leaves(roots: Iterable[Any]) -> list[ref[Tensor]]:
 
 
 def has_optimizer(leaves: Collection[ref[Tensor]]) -> bool:
-    """Say whether an optimizer of one of the leaves is alive; where none were found, any optimizer."""
-    ours = {id(leaf) for reference in leaves if (leaf := reference()) is not None}
-    groups = [group for optimizer in live_instances(Optimizer) for group in getattr(optimizer, "param_groups", ())]
-    return any(not leaves or id(parameter) in ours for group in groups for parameter in group["params"])
+    """Say whether an optimizer of one of the leaves is alive; where none were found, any optimizer.
+
+    An optimizer may hold others in their place: fp32 copies of narrow parameters, or the sharded ones of FSDP2, whose
+    leaves are gathered for each forward. They have the same shapes.
+    """
+    ours = [leaf for reference in leaves if (leaf := reference()) is not None]
+    shapes, dtypes, ids = {leaf.shape for leaf in ours}, {leaf.dtype for leaf in ours}, set(map(id, ours))
+    for optimizer in live_instances(Optimizer):
+        held = [parameter for group in getattr(optimizer, "param_groups", ()) for parameter in group["params"]]
+        stand_ins = [each for each in held if hasattr(each, "to_local") or each.dtype not in dtypes]
+        if any(not leaves or id(each) in ids for each in held):
+            return True
+        if shapes and shapes <= {each.shape for each in stand_ins}:
+            return True
+    return False

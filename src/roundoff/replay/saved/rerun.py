@@ -18,6 +18,7 @@ from roundoff.diagnose.nonfinite.origin import OriginPlace, find_origin
 from roundoff.errors import ReplayError, first_line
 from roundoff.precision import apply_recipe
 from roundoff.precision.optimizer import RecipeOptimizer
+from roundoff.progress import counting
 from roundoff.record.event_selection import RecordingSettings
 from roundoff.record.loop.sites import Sites
 from roundoff.record.session import Recording
@@ -143,7 +144,7 @@ def play_with_changes(
     """
     tape = read_saved_tape(replayed, rank=rank)
     played: list[PlayedChange] = []
-    for make in (lambda *_: UNCHANGED, *changes):
+    for make in counting((lambda *_: UNCHANGED, *changes), "attempt"):
         attempt = _Attempt(replayed, tape, build(), recipe=None, loss_scale=None, rank=rank)
         training, sites, path = attempt.start(times=repeat)
         change = make(training, sites)

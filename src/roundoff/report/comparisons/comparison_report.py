@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from roundoff.console import PLAIN, Paint
 from roundoff.report.markup import Html
 from roundoff.report.page import facts, page
 from roundoff.report.parts import WIDTH, Cell, Part, TablePart, to_html, to_text
@@ -55,9 +56,9 @@ class ComparisonReport(ABC):
         """Return what only a page can show."""
         return ()
 
-    def text(self, *, table: bool = False, width: int = WIDTH) -> str:
+    def text(self, *, table: bool = False, width: int = WIDTH, paint: Paint = PLAIN) -> str:
         """Return what a console shows, with the tables if they are wanted."""
-        return to_text([*self.parts(), *(self.tables() if table else [])], width=width)
+        return to_text([*self.parts(), *(self.tables() if table else [])], width=width, paint=paint)
 
     def page(self) -> str:
         """Return an HTML page with the same answer and the tables."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from roundoff.diagnose.diagnosis import RunView
 from roundoff.errors import RunFolderError
+from roundoff.progress import counting
 from roundoff.report.markup import Html, tag
 from roundoff.report.page import asset, facts, page
 from roundoff.report.run_page.against_reference import compared_section, side_by_side_section
@@ -59,7 +60,11 @@ class RunPage:
 
 def run_page(view: RunView, *, makers: Sequence[SectionMaker] = SECTIONS) -> RunPage:
     """Return the page of a run; it needs no other file and no network."""
-    made = [section for section in (_make_section(maker, view) for maker in makers) if section is not None]
+    made = [
+        section
+        for section in (_make_section(maker, view) for maker in counting(makers, "section"))
+        if section is not None
+    ]
     title = view.name if view.reference is None else f"{view.name} against {_name(view)}"
     text = page(
         title,

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from roundoff.errors import UsageError
 from roundoff.runs.files.schema import EVENTS, HASHES, PARAMETERS, Column, Table
+
+if TYPE_CHECKING:
+    import pandas
 
 Array: TypeAlias = npt.NDArray[Any]
 Mask: TypeAlias = npt.NDArray[np.bool_]
@@ -164,6 +168,37 @@ class Rows:
         """Return every row by the names of the columns."""
         lists = [column.to_list() for column in self.columns.values()]
         return [dict(zip(self.columns, row, strict=True)) for row in zip(*lists, strict=True)]
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return the rows as a DataFrame; texts are categories, sketches and histograms are arrays.
+
+        Raises:
+            UsageError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise UsageError.explain("pandas is not installed.", why=f"{error}.", fix="pip install pandas") from error
+        columns: dict[str, Any] = {}
+        for name, column in self.columns.items():
+            if isinstance(column, Interned):
+                texts = column.without_unused()
+                columns[name] = pandas.Categorical.from_codes(texts.codes, categories=list(texts.values))
+            elif column.array.dtype.kind == "V":
+                of = np.dtype(np.float32 if name == "sketch" else np.uint16)
+                arrays = [
+                    None if null else item
+                    for null, item in zip(column.is_null, _as_arrays(column.array, of), strict=True)
+                ]
+                columns[name] = pandas.Series(arrays, dtype=object)
+            else:
+                columns[name] = self.numbers(name)
+        return pandas.DataFrame(columns)
+
+
+def _as_arrays(column: Array, of: np.dtype[Any]) -> Array:
+    """Return the numbers that bytes hold, a row for each."""
+    return np.ascontiguousarray(column).view(of).reshape(len(column), column.dtype.itemsize // of.itemsize)
 
 
 def no_values(column: Column, num_rows: int) -> Values | Interned:

@@ -48,9 +48,10 @@ _ROW_BYTES = 250
 def to_parquet(rows: Rows, table: Table) -> bytes:
     """Return the bytes of a file with these rows.
 
-    Texts take a dictionary. Other values have their bytes split into streams, where the high ones compress, also the
-    empty half of a float64 that was a float32; a hash is noise in every byte. Only the step has statistics, by which a
-    reader skips whole parts. Every page has a checksum.
+    Texts take a dictionary. Numbers have their bytes split into streams, where the high ones compress, also the empty
+    half of a float64 that was a float32; a hash is noise in every byte. Columns of bytes stay as they are: polars and
+    DuckDB read no split ones. Only the step has statistics, by which a reader skips whole parts. Every page has a
+    checksum.
     """
     pieces, chunks, place, size = [_MAGIC], [], len(_MAGIC), 0
     for column in table.columns:
@@ -98,8 +99,8 @@ def _write_column(values: Values | Interned, column: Column, num_rows: int, plac
     else:
         array = values.array if present is None else values.array[present]
         array = array.astype(_STORED.get(_physical(column), array.dtype), copy=False)
-        is_noise = column.type == "uint64"
-        content, encoding = (array.tobytes(), _PLAIN) if is_noise else (encodings.split_bytes(array), _SPLIT)
+        is_plain = column.type == "uint64" or column.num_bytes is not None
+        content, encoding = (array.tobytes(), _PLAIN) if is_plain else (encodings.split_bytes(array), _SPLIT)
         if column.name == "step" and num_rows:
             statistics = {12: {3: I64(0), 5: array.max().tobytes(), 6: array.min().tobytes()}}
     if present is not None:

@@ -11,6 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from roundoff.lazy_names import lazy_method
 from roundoff.runs.files.folder import gaps_path
 from roundoff.runs.files.lines import append_lines
 from roundoff.runs.files.plain_json import JsonValue, object_from, object_of, to_json
@@ -25,7 +26,7 @@ class Severity(StrEnum):
     NOTE = "note"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Finding:
     """One thing that is wrong: what, where, since when, why, and what to change."""
 
@@ -50,6 +51,14 @@ class Finding:
     """The measurements it rests on, as JSON values."""
     related: tuple[Finding, ...] = ()
     """Other findings with the same cause."""
+
+    _repr_html_ = lazy_method("roundoff.report.notebook", "finding_html")
+
+    def __repr__(self) -> str:
+        place = ", ".join(
+            map(str, filter(None, (self.rule, self.site, None if self.step is None else f"step {self.step}")))
+        )
+        return f"<Finding {place}: {self.title}>"
 
     def to_object(self) -> dict[str, JsonValue]:
         """Return the finding as a JSON object, its fields in the order of docs/run-folder.md."""

@@ -116,18 +116,18 @@ def read_info(folder: Path) -> RunInfo:
 
 
 def script_words(info: RunInfo) -> str:
-    """Return the script of a run with its arguments, to be typed after a command of ours; SCRIPT if it is not known.
+    """Return the script of a run with its arguments, to be typed after a command of ours; `train.py` if it is unknown.
 
     >>> script_words(RunInfo(command=("python", "train.py", "--name", "my run")))
     "train.py --name 'my run'"
     >>> script_words(RunInfo(command=("train.py",))), script_words(RunInfo(command=("python", "-m", "mine.train")))
     ('train.py', '-m mine.train')
     >>> script_words(RunInfo(command=("/venv/site-packages/pytest/__main__.py",)))
-    'SCRIPT'
+    'train.py'
     """
     words = info.command[1:] if info.command[:1] == ("python",) else info.command
     is_script = words and words[0].endswith(".py") and "-packages" not in words[0]
-    return shlex.join(words) if is_script or words[:1] == ("-m",) else "SCRIPT"
+    return shlex.join(words) if is_script or words[:1] == ("-m",) else "train.py"
 
 
 def sketches_line_up(a: RunInfo, b: RunInfo) -> bool:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from roundoff.kernels.host_copies import HostCopies, Reading
+from roundoff.precision.optimizer import RecipeOptimizer
 from roundoff.record.identity import IdentityDict
 from roundoff.record.loop.sites import Sites
 from roundoff.record.process_info import note_environment
@@ -214,6 +215,11 @@ class FactCollector:
             name_of=self.optimizer_name,
         )
         self._read("structure", step, structure, self._writer.write)
+        recipe = next(
+            (each.recipe.name for each in self._training.optimizers if isinstance(each, RecipeOptimizer)), None
+        )
+        if recipe is not None and self._writer.info.recipe is None:  # `roundoff train` has named it already
+            self._writer.update_info(replace(self._writer.info, recipe=recipe))
 
     def _see_batch(self, tape: StepTape, *, fully: bool) -> None:
         if not fully and not (
