@@ -14,6 +14,7 @@ from roundoff.record.loop.sites import Sites
 from roundoff.record.process_info import describe_process, rank, say_if_untested
 from roundoff.record.reference import ReferenceKind
 from roundoff.record.session import Recording
+from roundoff.record.structure import StructureWriter
 from roundoff.runs import JsonValue, RunWriter
 from roundoff.words import plural
 
@@ -102,4 +103,4 @@ def start_recording(
     info = replace(info, stores_data=settings.stores_data)
     writer = RunWriter.create(to() if callable(to) else to, info, rank=rank(), strict=settings.strict)
     say_if_untested(writer)
-    return Recording(writer, settings, sites=sites)
+    return Recording(writer, settings, sites=sites, structure=StructureWriter(writer, sites))

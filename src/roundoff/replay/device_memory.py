@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from roundoff.replay.state import Training, outermost_optimizers
+from roundoff.record.structure import outermost_optimizers
+from roundoff.replay.state import Training
 from roundoff.replay.swapping import local_part
 from roundoff.words import size_text
 

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from roundoff.record.loop.sites import LOOP, Sites
 from roundoff.record.source_lines import Sources
+from roundoff.record.structure import parameters_of
 from roundoff.replay.criterion_calls import CriterionWatcher
 from roundoff.replay.loss_terms import LossTermWatcher
 from roundoff.replay.lost_numbers import LostNumbersFinder, lost_in_tensor
 from roundoff.replay.player import replay_sources
 from roundoff.replay.replayed_step import ReplayedStep
-from roundoff.replay.state import parameters_of
 from roundoff.runs import CriterionCall, LossTermsProbe, LostNumbers
 from roundoff.torch_private import FunctionMode, calls_of_modules, hidden_from_modes
 

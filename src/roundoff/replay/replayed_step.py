@@ -15,11 +15,12 @@ from torch import Tensor, nn
 
 from roundoff.precision.optimizer import RecipeOptimizer
 from roundoff.record.loop.sites import Sites
+from roundoff.record.structure import parameters_of
 from roundoff.replay.arguments import external_tensors_in
 from roundoff.replay.player import OutOfTime, Player, discarding_output, state_before
 from roundoff.replay.python_state import own_attributes
 from roundoff.replay.snapshots import Snapshot
-from roundoff.replay.state import Training, parameters_of
+from roundoff.replay.state import Training
 from roundoff.replay.step_tape import BackwardEntry, ModelEntry, StepTape, flatten_entries
 from roundoff.runs import SpikeProbe
 from roundoff.torch_private import local_tensor, seen_as_in_training

@@ -194,4 +194,4 @@ def test_recordings_are_compared_as_far_as_they_tell(tmp_path: Path) -> None:
     (difference,) = differing_settings(reference, recorded(tmp_path / "shift", shift=1.0))
     assert difference.text == "batches from step 0 on: one batch against another one"
     (difference,) = differing_settings(reference, recorded(tmp_path / "lr", lr=0.2))
-    assert difference.text == "learning rate from step 0 on: [0.1] against [0.2]"
+    assert difference.text == "lr of SGD: 0.1 against 0.2"

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from roundoff.errors import ReplayError
+from roundoff.record.structure import parameters_of
 from roundoff.replay.generators import Generators
 from roundoff.replay.saved.builder import Built
 from roundoff.replay.saved.state_names import ModulePlace, StateNames, model_prefix, optimizer_prefix
 from roundoff.replay.saved.tape_json import SavedGenerators, SavedModel, SavedTape
-from roundoff.replay.state import parameters_of
 from roundoff.runs import JsonValue, Origin, Run, TensorFile
 from roundoff.words import join_names, plural
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from roundoff.record.loop.sites import named_places
-from roundoff.replay.state import outermost_optimizers, parameters_of
+from roundoff.record.structure import outermost_optimizers, parameters_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from roundoff.record.loop.sites import Sites, named_places
+from roundoff.record.structure import parameters_of
 from roundoff.record.tensor_bytes import bytes_of, file_dtype
 from roundoff.replay.arguments import Container, ExternalTensor, Live, Result
 from roundoff.replay.generators import Generators
@@ -29,7 +30,7 @@ from roundoff.replay.saved.tape_json import (
     SavedZeroGrad,
 )
 from roundoff.replay.saved.torch_functions import name_of_function
-from roundoff.replay.state import Training, parameters_of
+from roundoff.replay.state import Training
 from roundoff.replay.step_tape import (
     Ambient,
     BackwardEntry,

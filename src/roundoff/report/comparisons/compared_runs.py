@@ -103,8 +103,9 @@ def run_parts(comparison: RunComparison, finding: Finding | None) -> list[Part]:
 
 
 def _finding_parts(finding: Finding) -> list[Part]:
-    title = finding.title[:1].upper() + finding.title[1:] if finding.op is None else finding.title
-    settings = [line for line in _related_settings(finding) if line not in finding.why]
+    is_sentence = finding.op is None or finding.title.startswith("the ")
+    title = finding.title[:1].upper() + finding.title[1:] if is_sentence else finding.title
+    settings = [line for line in _related_settings(finding) if line not in f"{finding.title}\n{finding.why}"]
     also = [("also", f"the runs differ in {setting}") for setting in settings[:2]]
     return [
         Sentence(title, source=finding.source),
