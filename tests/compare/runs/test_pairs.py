@@ -185,6 +185,7 @@ def test_a_tied_weight_is_named_as_the_parameter_that_only_one_run_has(reference
     assert "parameters that only one run has: head.weight against none" in found.why
 
 
+@pytest.mark.slow
 def test_evaluations_of_watched_runs_are_compared(tmp_path: Path):
     plain = watched(tmp_path / "plain", Choices())
     found = only_finding(plain, watched(tmp_path / "scaled", Choices(eval_scale=2.0)))

@@ -13,6 +13,7 @@ from roundoff.compare.runs.alignment import Alignment, align, is_passing_on, sit
 from roundoff.compare.runs.divergence import ComparedTensor, Divergence, Side, UnpairedOp
 from roundoff.compare.runs.event_distance import WholeTensors
 from roundoff.compare.runs.expected_distance import FP32_UNIT, GROWTH, roundings, spread_of, unit_of
+from roundoff.compare.runs.fp64_errors import ComparedError, compare_errors
 from roundoff.compare.runs.step_comparison import UNKNOWN_TERMS, StepComparison, StepWalk
 from roundoff.compare.settings.setting_comparison import differing_settings
 from roundoff.compare.settings.setting_difference import SettingDifference
@@ -45,6 +46,8 @@ class RunComparison:
     steps: tuple[int, ...]
     """The steps that were compared op by op."""
     ranks: tuple[int, ...]
+    fp64_errors: tuple[ComparedError, ...] = ()
+    """The error of each op in both runs; empty unless both were recorded with `--reference fp64`."""
 
     @property
     def is_identical(self) -> bool:
@@ -91,6 +94,7 @@ def compare_runs(
     unpaired: dict[UnpairedOp, None] = {}
     divergence: Divergence | None = None
     compared: list[int] = []
+    errors: list[ComparedError] = []
     for at in steps:
         compared.append(at)
         for of_rank in ranks:
@@ -108,6 +112,7 @@ def compare_runs(
                 has_same_batch=reference.info.ranks == candidate.info.ranks,
             )
             found = walk.compare()
+            errors += compare_errors(alignment)
             rows += found.rows
             unpaired |= dict.fromkeys(_unpaired_ops(alignment, at))
             divergence = divergence or _blame_loss(found, alignment, _losses_of(reference, candidate, at))
@@ -121,6 +126,7 @@ def compare_runs(
         unpaired=tuple(unpaired),
         steps=tuple(compared),
         ranks=tuple(ranks),
+        fp64_errors=tuple(errors),
     )
 
 
