@@ -10,7 +10,7 @@ from roundoff.compare.runs.run_comparison import RunComparison, compare_runs
 from roundoff.compare.settings.setting_difference import SettingDifference, SettingKind
 from roundoff.diagnose.rule import Code, Rule, error, warning
 from roundoff.diagnose.wording import format_distinct, format_of, format_short
-from roundoff.runs import Finding, Run, Severity, object_of
+from roundoff.runs import Finding, JsonValue, Run, Severity, object_of
 from roundoff.runs.records.event import LOOP
 from roundoff.words import plural
 
@@ -87,7 +87,8 @@ def _name_setting(first: Finding, settings: list[SettingDifference]) -> Finding:
     if settings[0].kind not in (SettingKind.HYPERPARAMETER, SettingKind.LOSS):
         return replace(first, why="\n".join([first.why, *lines]), fix=fix)
     where = f"step {first.step}, {first.phase}"
-    why = [f"it shows first here: {first.title}", first.why, *lines[1:]]
+    shown = [line for line in first.why.splitlines() if not line.startswith("its result ")]  # the op is right
+    why = [f"it shows first here: {first.title}", *shown, *lines[1:]]
     return replace(first, title=f"{lines[0]}: {where}", why="\n".join(why), fix=fix)
 
 
@@ -105,10 +106,14 @@ def config_difference(differences: Sequence[SettingDifference]) -> Finding | Non
         why="\n".join(_describe_settings(shown)),
         fix=f"make {shown[0].what} the same in both runs, and compare again",
         site=shown[0].places[0] if len(shown[0].places) == 1 else None,
-        evidence=tuple(
-            {**object_of(each), "places": list(each.places), "about": list(each.about)} for each in differences
-        ),
+        evidence=tuple(_describe(each) for each in differences),
     )
+
+
+def _describe(setting: SettingDifference) -> dict[str, JsonValue]:
+    found = {**object_of(setting), "places": list(setting.places)}
+    del found["about"]
+    return found
 
 
 def _describe_settings(shown: list[SettingDifference]) -> list[str]:
@@ -212,7 +217,7 @@ def _reads_other_tensor(found: Divergence) -> bool:
 
 def _why(found: Divergence, comparison: RunComparison) -> list[str]:
     lines = [_amount(found)]
-    if found.phase in ("forward", "backward") and (row := _row_of(found, comparison)) is not None:
+    if (row := _row_of(found, comparison)) is not None:
         lines.append(_shape_line(row, comparison))
     if found.is_only_in is not None and (others := _unpaired_before(found, comparison)):
         lines.append(f"it may come from an op before it that only the {found.is_only_in} runs: {', '.join(others)}")

@@ -191,10 +191,12 @@ def _recorded_inputs(reference: Run, candidate: Run) -> Iterator[SettingDifferen
 
 
 def _inputs_of(run: Run, step: int) -> dict[str, tuple[str, str, int]]:
-    """Return what came from outside: the inputs of models and losses that no op of the step computed."""
-    columns = ["site", "op", "nth", "output", "shape", "dtype", "hash", "phase"]
+    """Return what came from outside: the inputs of models and losses that nothing computed since the first of them."""
+    columns = ["site", "op", "nth", "output", "shape", "dtype", "hash", "phase", "order"]
     rows = run.events(step=step, rank=0, phase="forward", columns=columns).to_list()
-    computed = {row["hash"] for row in rows if row["op"] not in NAMED and row["output"].startswith("output")}
+    first = min((row["order"] for row in rows if row["op"] == "input"), default=0)
+    results = [row for row in rows if row["op"] not in NAMED and row["output"].startswith("output")]
+    computed = {row["hash"] for row in results if row["order"] > first}
     return {
         f"{row['site']}#{row['nth']} {row['output']}": (row["shape"], row["dtype"], row["hash"])
         for row in rows
