@@ -77,7 +77,7 @@ def read_keras_archive(data: FileBytes, archive: ZipArchive) -> dict[str, Any]:
 
 _COUNTERS = ("optimizer.iteration", "optimizer.learning_rate")
 SLOTS_OF_KERAS = {
-    "SGD": ("momentum_buffer",),
+    "SGD": ("update",),  # -lr times PyTorch's momentum_buffer, which is another state
     "RMSprop": ("square_avg",),
     "Adam": ("exp_avg", "exp_avg_sq"),
     "AdamW": ("exp_avg", "exp_avg_sq"),
@@ -92,7 +92,7 @@ def name_optimizer_states(shapes: Mapping[str, tuple[int, ...]], optimizer: str 
 
     >>> shapes = {"dense.kernel": (2, 3), "optimizer.0": (), "optimizer.1": (), "optimizer.2": (2, 3)}
     >>> name_optimizer_states(shapes, "SGD")["optimizer.2"]
-    'optimizer.dense.kernel.momentum_buffer'
+    'optimizer.dense.kernel.update'
     """
     slots = SLOTS_OF_KERAS.get(optimizer or "", ())
     numbered = [name for name in shapes if re.fullmatch(r"optimizer\.\d{1,8}", name)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -298,11 +297,10 @@ def step_of(source: Checkpoint) -> int | None:
         is_counter = entry.role in (Role.OPTIMIZER, Role.OTHER) and torch.Size(entry.shape).numel() == 1
         if is_counter and entry.name.rpartition(".")[2] in STEPS:
             return int(source.tensor(entry.name).reshape(()).item())
-    return next((value for name, value in source.settings.items() if _is_step(name, value)), None)
-
-
-def _is_step(name: str, value: object) -> TypeGuard[int]:
-    return name.rpartition(".")[2] in STEPS and isinstance(value, int) and not isinstance(value, bool)
+    for name, value in source.settings.items():
+        if name.rpartition(".")[2] in STEPS and isinstance(value, int) and not isinstance(value, bool):
+            return value
+    return None
 
 
 def betas_of(source: Checkpoint) -> tuple[float, float] | None:
