@@ -47,7 +47,7 @@ def test_a_compiled_model_runs_compiled_for_it() -> None:
         return graph
 
     plain = nn.Sequential(*layers())
-    comparison = compare_models(plain, torch.compile(plain, backend=backend), X)  # type: ignore[arg-type]
+    comparison = compare_models(plain, torch.compile(plain, backend=backend), X)
     assert calls
     assert comparison.accuracy is not None
     assert comparison.accuracy.compiled == ("candidate",)
