@@ -78,7 +78,7 @@ def test_from_an_unchanged_script_to_the_numbers_of_one_layer(tmp_path):
     (tmp_path / "train.py").write_text(TRAIN)
     (tmp_path / "net.py").write_text(NET)
 
-    done = roundoff(tmp_path, "record", "--steps", "0-1", "--stacks", "train.py", "--lr", "0.1")
+    done = roundoff(tmp_path, "record", "--steps", "0-1", "--no-inputs", "train.py", "--lr", "0.1")
     assert done.stdout == "epoch 0 loss 20.2500\nepoch 1 loss 2.0736\nepoch 2 loss 0.0125\n"
     assert re.fullmatch(
         r"recorded 2 steps, 64 events in \d+\.\d s to runs/train-1\n"

@@ -8,7 +8,8 @@ import copy
 import torch
 from torch import nn
 
-from roundoff.replay.state import Training, TrainingState, outermost_optimizers, same_bits
+from roundoff.record.structure import outermost_optimizers
+from roundoff.replay.state import Training, TrainingState, same_bits
 
 
 class Wrapper(torch.optim.SGD):

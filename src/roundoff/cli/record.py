@@ -55,10 +55,10 @@ class RecordOptions(SelectionOptions):
 )
 @selection_options(steps="0-1", steps_help="Steps to record, from 0 on: 0-3, 7, 0-3,10 or all.")
 @click.option("--level", default="summary", show_default=True, help="summary: statistics; tensors: also whole tensors.")
-@click.option("--inputs", is_flag=True, help="Also record the inputs of each op.")
+@click.option("--inputs/--no-inputs", default=True, help="Record the inputs of each op, too.  [default: inputs]")
 @click.option("--histograms", is_flag=True, help="Also record histograms of magnitudes, for the report.")
 @click.option("--reference", metavar="fp64|cpu", help="Also run each op this way and record the error it introduces.")
-@click.option("--stacks", is_flag=True, help="Record the source line of each op.")
+@click.option("--stacks/--no-stacks", default=True, help="Record the source line of each op.  [default: stacks]")
 @repeatable_options
 @name_option("run", default="the script's name, numbered")
 @runs_option()

@@ -10,7 +10,8 @@ from roundoff.compare.runs.run_comparison import RunComparison, compare_runs
 from roundoff.compare.settings.setting_difference import SettingDifference, SettingKind
 from roundoff.diagnose.rule import Code, Rule, error, warning
 from roundoff.diagnose.wording import format_distinct, format_of, format_short
-from roundoff.runs import Finding, Run, Severity, object_of
+from roundoff.runs import Finding, JsonValue, Run, Severity, object_of
+from roundoff.runs.records.event import LOOP
 from roundoff.words import plural
 
 _MATTERS = 0.5
@@ -19,12 +20,14 @@ _MIN_SUSPICION = 0.1
 """Less suspicious differences cannot matter, and are not reported by themselves."""
 _MAX_SETTINGS = 8
 _MAX_SHAPES = 3
+_SCALAR = "a single number"
 _CLEAN = 0.01
 """An op whose inputs differ by this part of the first difference shows whether it is right itself."""
 _EXPLAINING = {
     "data": (SettingKind.DATA, SettingKind.SEED),
     "start values": (SettingKind.START_VALUE, SettingKind.SEED),
     "randomness": (SettingKind.SEED,),
+    "forward": (SettingKind.LOSS,),
     "backward": (SettingKind.LOOP,),
     "optimizer": (SettingKind.HYPERPARAMETER, SettingKind.LOOP, SettingKind.MODEL),
     "collective": (SettingKind.RANKS,),
@@ -50,19 +53,43 @@ def findings_against(comparison: RunComparison) -> list[Finding]:
         agrees = bool(comparison.rows)
         if settings_finding is None:
             return []
+        if agrees and (other := config_difference([each for each in comparison.settings if _is_of_evaluation(each)])):
+            why = f"every recorded training step agrees\n{other.why}"
+            return [replace(other, title=other.title.replace("the runs differ in", "the runs evaluate differently:"),
+                            why=why, related=(settings_finding,))]  # fmt: skip
         return [replace(settings_finding, severity=Severity.NOTE) if agrees else settings_finding]
     settings = [] if comparison.divergence is None else _explaining(comparison.divergence, comparison.settings)
     if settings:
-        lines = [f"the runs differ in {setting.text}" for setting in settings[:3]]
-        first = replace(first, why="\n".join([first.why, *lines]), fix=f"make {settings[0].what} the same in both runs")
+        first = _name_setting(first, settings)
     return [first if settings_finding is None else replace(first, related=(*first.related, settings_finding))]
 
 
+def _is_of_evaluation(setting: SettingDifference) -> bool:
+    return setting.kind is SettingKind.EVALUATION
+
+
 def _explaining(divergence: Divergence, settings: tuple[SettingDifference, ...]) -> list[SettingDifference]:
-    """Return the settings of the place that differs, or else those that its cause suggests."""
-    here = [setting for setting in settings if divergence.site in setting.places]
+    """Return the settings that explain a difference: those of its place or, in an optimizer's step, the optimizer's."""
+    place = {divergence.site, divergence.parameter} - {None}
+    here = [setting for setting in settings if not place.isdisjoint((*setting.places, *setting.about))]
     kinds = _EXPLAINING.get(divergence.cause, ())
-    return here or [setting for setting in settings if setting.kind in kinds]
+    if divergence.cause == "forward" and divergence.site != LOOP:
+        kinds = ()
+    suggested = [setting for setting in settings if setting.kind in kinds and setting.suspicion >= _MATTERS]
+    suggested = [setting for kind in kinds for setting in suggested if setting.kind == kind]
+    return suggested or here if divergence.cause == "optimizer" else here or suggested
+
+
+def _name_setting(first: Finding, settings: list[SettingDifference]) -> Finding:
+    """Name the settings that explain a difference; one of an optimizer or a loss is the verdict itself."""
+    lines = [f"the runs differ in {setting.text}" for setting in settings[:3]]
+    fix = f"make {settings[0].what} the same in both runs"
+    if settings[0].kind not in (SettingKind.HYPERPARAMETER, SettingKind.LOSS):
+        return replace(first, why="\n".join([first.why, *lines]), fix=fix)
+    where = f"step {first.step}, {first.phase}"
+    shown = [line for line in first.why.splitlines() if not line.startswith("its result ")]  # the op is right
+    why = [f"it shows first here: {first.title}", *shown, *lines[1:]]
+    return replace(first, title=f"{lines[0]}: {where}", why="\n".join(why), fix=fix)
 
 
 def config_difference(differences: Sequence[SettingDifference]) -> Finding | None:
@@ -79,8 +106,14 @@ def config_difference(differences: Sequence[SettingDifference]) -> Finding | Non
         why="\n".join(_describe_settings(shown)),
         fix=f"make {shown[0].what} the same in both runs, and compare again",
         site=shown[0].places[0] if len(shown[0].places) == 1 else None,
-        evidence=tuple({**object_of(each), "places": list(each.places)} for each in differences),
+        evidence=tuple(_describe(each) for each in differences),
     )
+
+
+def _describe(setting: SettingDifference) -> dict[str, JsonValue]:
+    found = {**object_of(setting), "places": list(setting.places)}
+    del found["about"]
+    return found
 
 
 def _describe_settings(shown: list[SettingDifference]) -> list[str]:
@@ -213,12 +246,12 @@ def _shape_line(row: ComparedTensor, comparison: RunComparison) -> str:
     """Name the shape of the result, and others for which the op is right, given inputs that hardly differ."""
     name = _name_of(row.op)
     right = {
-        other.shape
+        other.shape or _SCALAR
         for other in comparison.rows
         if _name_of(other.op) == name and other.output == row.output and other.shape != row.shape
         if other.excess <= 1 and other.inherited <= _CLEAN * row.relative
     }
-    line = f"its result has the shape {row.shape}"
+    line = f"its result has the shape {row.shape}" if row.shape else f"its result is {_SCALAR}"
     return f"{line}; {name} is right for {', '.join(sorted(right)[:_MAX_SHAPES])}" if right else line
 
 
@@ -234,19 +267,34 @@ def _unpaired_before(found: Divergence, comparison: RunComparison) -> list[str]:
 
 
 def _amount(found: Divergence) -> str:
+    before = _describe_before(found)
     if found.cause in ("data", "start values") or found.op == "parameter":
-        return f"they differ by {_share(found.relative)} of their norm; nothing before them differs"
-    if found.shapes is not None:
-        return "everything before it agrees within its format"
+        differ = f"they differ by {_share(found.relative)} of their norm"
+        return f"{differ}; nothing before them differs" if before == _NOTHING_DIFFERS else f"{differ}; {before}"
     if found.factor is not None:
         return "this holds for most parameters of the first step; the number of ranks should not change them"
-    if found.cause == "randomness":
-        return "everything before it agrees within its format"
+    agrees = _AGREES if before == _NOTHING_DIFFERS else before
+    if found.shapes is not None or found.cause == "randomness":
+        return agrees
     unit = f"ulp ({format_of(found.format)})"
     introduced, inherited = format_short(found.introduced_ulps), format_short(found.inherited_ulps)
+    is_rounded = found.format.startswith(("float", "bfloat"))
+    amount = f"{introduced} {unit}" if is_rounded else f"{_share(found.relative)} of its norm"
     if not found.knows_inputs:
-        return f"it differs by {introduced} {unit}; its inputs were not recorded, so it may have inherited that"
-    return f"introduced {introduced} {unit}, inherited {inherited} ulp; everything before it agrees within its format"
+        return f"it differs by {amount}; its inputs were not recorded, so it may have inherited that"
+    return f"introduced {amount}, inherited {inherited} ulp; {agrees}"
+
+
+_AGREES = "everything before it agrees within its format"
+_NOTHING_DIFFERS = "nothing before it differs"
+
+
+def _describe_before(found: Divergence) -> str:
+    """Say what is known about all results before the first difference: only what was compared."""
+    if found.num_unjudged_before:
+        unknown = plural(found.num_unjudged_before, "result")
+        return f"what was compared before it agrees within its format, {unknown} could not be compared"
+    return _AGREES if found.num_different_before else _NOTHING_DIFFERS
 
 
 def _share(relative: float) -> str:
@@ -270,10 +318,14 @@ def _fix(found: Divergence) -> str:
     }
     if _reads_other_tensor(found):
         return f"compare the buffers and constants of {found.site} on both sides, and how they are computed"
+    if found.cause in ("data", "start values"):
+        return fixes[found.cause]
     if found.is_only_in is not None:
         return f"check why only the {found.is_only_in} runs it"
     if not found.knows_inputs:
         return "to know what the op itself adds, make both runs with `roundoff run`, or with `roundoff record --inputs`"
+    if found.site == LOOP and found.source is not None:
+        return f"compare the line {found.source} on both sides"
     return fixes.get(found.cause, "compare this op's settings and its kernel on both sides")
 
 

@@ -15,6 +15,7 @@ from roundoff.errors import RecipeError
 from roundoff.precision.applied_recipe import AppliedRecipe, Removable, StepMemory
 from roundoff.precision.optimizer_states import PackedStates, expand_state_dict, split_state_dict, state_format_for
 from roundoff.precision.recipe.recipe import Recipe
+from roundoff.precision.recipe.toml import to_toml
 from roundoff.precision.weights import Weight, agreed_overflow, first_nonfinite, hand_over, unscale, with_gradient
 from roundoff.torch_private import mark_as_stepped
 
@@ -95,6 +96,11 @@ class RecipeOptimizer(Optimizer):
     def recipe(self) -> Recipe:
         """The recipe that was applied."""
         return self._shared.recipe
+
+    @property
+    def recipe_text(self) -> str:
+        """The recipe as TOML, for what a run says about itself."""
+        return to_toml(self.recipe)
 
     @property
     def arithmetic(self) -> str:

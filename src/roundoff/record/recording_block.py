@@ -15,6 +15,7 @@ from roundoff.record.process_info import describe_process, rank, say_if_untested
 from roundoff.record.reference import ReferenceKind
 from roundoff.record.script import unless_taken
 from roundoff.record.session import Recording
+from roundoff.record.structure import StructureWriter
 from roundoff.runs import JsonValue, RunWriter
 from roundoff.words import plural
 
@@ -103,4 +104,4 @@ def start_recording(
     info = replace(info, stores_data=settings.stores_data)
     writer = RunWriter.create(to() if callable(to) else to, info, rank=rank(), strict=settings.strict)
     say_if_untested(writer)
-    return Recording(writer, settings, sites=sites)
+    return Recording(writer, settings, sites=sites, structure=StructureWriter(writer, sites))

@@ -28,6 +28,7 @@ from roundoff.record.ops.site_tracking import ModeSwitch
 from roundoff.record.process_info import note_environment
 from roundoff.record.reference import OpJudge, Reference
 from roundoff.record.source_lines import Sources
+from roundoff.record.structure import StructureWriter
 from roundoff.record.tensor_bytes import bytes_of, file_dtype
 from roundoff.runs import (
     Call,
@@ -141,6 +142,7 @@ class Recording(LoopFollower):
         judge: looks at each op, in place of the reference that the settings name.
         sources: names source lines, in place of those that the settings request.
         first_step: the number of the first step.
+        structure: describes what the training is made of; None if another does.
     """
 
     def __init__(
@@ -152,6 +154,7 @@ class Recording(LoopFollower):
         judge: OpJudge | None = None,
         sources: Sources | None = None,
         first_step: int = 0,
+        structure: StructureWriter | None = None,
     ) -> None:
         super().__init__(sites=sites, first_step=first_step)
         self.choose_folder: Callable[[], Path] | None = None
@@ -161,6 +164,7 @@ class Recording(LoopFollower):
         self.training_failed = False
         """Set this if the training fails without an exception that leaves the block."""
         self._writer = writer
+        self._structure = structure
         self._settings = settings
         self._selection = settings.selection
         self._judge = judge or (Reference(settings.reference) if settings.reference else None)
@@ -282,6 +286,8 @@ class Recording(LoopFollower):
         """Take the gradients as the optimizer sees them."""
         self._mode.place()
         optimizer = attempt.optimizer
+        if self._structure is not None:
+            self._structure.stepping(optimizer)
         if self._mode.is_on:
             self._named.take_gradients(optimizer)
             self._recorder.begin_optimizer(optimizer)
@@ -327,6 +333,9 @@ class Recording(LoopFollower):
         with hidden_from_modes():
             norm = self._write_step() if self._mode.is_on else None
             self._write_metrics(norm)
+            if self._structure is not None:
+                leaves = (kept() for kept in self.leaves or ())
+                self._structure.step_ended(step, [leaf for leaf in leaves if leaf is not None])
         self._named.new_step()
         self._losses.clear()
         self._step_began = time.perf_counter()

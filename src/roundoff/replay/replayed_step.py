@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from roundoff.precision.optimizer import RecipeOptimizer
 from roundoff.record.loop.sites import LOOP, Sites
 from roundoff.record.source_lines import Sources
+from roundoff.record.structure import parameters_of
 from roundoff.replay.arguments import external_tensors_in
 from roundoff.replay.criterion_calls import CriterionWatcher
 from roundoff.replay.loss_terms import LossTermWatcher
@@ -24,7 +25,7 @@ from roundoff.replay.lost_numbers import LostNumbersFinder, lost_in_tensor
 from roundoff.replay.player import OutOfTime, Player, discarding_output, replay_sources, state_before
 from roundoff.replay.python_state import own_attributes
 from roundoff.replay.snapshots import Snapshot
-from roundoff.replay.state import Training, parameters_of
+from roundoff.replay.state import Training
 from roundoff.replay.step_tape import BackwardEntry, ModelEntry, StepTape, flatten_entries
 from roundoff.runs import CriterionCall, LossTermsProbe, LostNumbers, SpikeProbe
 from roundoff.torch_private import FunctionMode, calls_of_modules, hidden_from_modes, local_tensor, seen_as_in_training

@@ -12,7 +12,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from roundoff.replay.state import Training, TrainingState, outermost_optimizers
+from roundoff.record.structure import outermost_optimizers
+from roundoff.replay.state import Training, TrainingState
 from roundoff.replay.step_tape import StepTape
 from roundoff.replay.swapping import local_part
 from roundoff.words import size_text

@@ -18,6 +18,7 @@ from roundoff.precision.optimizer import RecipeOptimizer
 from roundoff.record.accelerator import Generators
 from roundoff.record.identity import IdentitySet, live_instances
 from roundoff.record.loop.follower import is_in_training
+from roundoff.record.structure import outermost_optimizers, parameters_of
 from roundoff.replay.python_state import (
     ModuleAttributes,
     Undo,
@@ -344,22 +345,6 @@ _Value = TypeVar("_Value")
 def _living(pairs: Iterable[tuple[Callable[[], _Owner | None], _Value]]) -> list[tuple[_Owner, _Value]]:
     """Return the pairs whose owner the script still has."""
     return [(owner, value) for reference, value in pairs if (owner := reference()) is not None]
-
-
-def parameters_of(optimizer: Optimizer) -> list[Tensor]:
-    """Return the parameters of an optimizer, group by group."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def outermost_optimizers(optimizers: Iterable[Optimizer]) -> list[Optimizer]:
-    """Return one of the optimizers that share a state: the outermost wrapper of ours, any one of other libraries."""
-    found = list(optimizers)
-    inner = {id(getattr(optimizer, "inner", None)) for optimizer in found}
-    chosen: dict[int, Optimizer] = {}
-    for optimizer in found:
-        if id(optimizer) not in inner:
-            chosen.setdefault(id(optimizer.state), optimizer)
-    return list(chosen.values())
 
 
 def _optimizer_bytes(optimizer: Optimizer) -> int:

@@ -18,10 +18,11 @@ import torch
 from torch import nn
 
 from roundoff.record.loop.sites import Sites
+from roundoff.record.structure import parameters_of
 from roundoff.replay.player import StepPlayer, all_finite, discarding_output
 from roundoff.replay.replayed_step import updates
 from roundoff.replay.snapshots import ReplayPath
-from roundoff.replay.state import Training, parameters_of
+from roundoff.replay.state import Training
 from roundoff.replay.step_tape import (
     FunctionEntry,
     LoopEntry,

@@ -17,8 +17,8 @@ from roundoff.diagnose.loss.spike import SpikeDetector
 from roundoff.kernels.host_copies import HostCopies, LateNumber, is_there
 from roundoff.record.loop.loss_scale import as_scaled
 from roundoff.record.loop.sites import Sites
+from roundoff.record.structure import parameters_of
 from roundoff.replay.player import nonfinite_tensors
-from roundoff.replay.state import parameters_of
 from roundoff.runs import (
     Anomaly,
     AnomalyDetail,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 import zipfile
 from pathlib import Path
@@ -21,7 +22,7 @@ SAMPLES = Path(__file__).parents[1] / "samples"
 NAMES = [
     *("conv2d.kernel", "conv2d.bias"),
     *(f"batch_normalization.{name}" for name in ("gamma", "beta", "moving_mean", "moving_variance")),
-    *("dense.kernel", "dense.bias", "optimizer.0", "optimizer.1"),
+    *("dense.kernel", "dense.bias", "optimizer.iteration", "optimizer.learning_rate"),
 ]
 
 
@@ -31,7 +32,7 @@ def test_weights_have_the_names_and_the_order_of_the_model(name: str):
         assert list(checkpoint.entries) == NAMES
         assert checkpoint.entries["conv2d.kernel"].shape == (3, 3, 1, 4)
         assert checkpoint.entries["batch_normalization.moving_mean"].role is Role.BUFFER
-        assert checkpoint.entries["optimizer.1"].role is Role.OPTIMIZER
+        assert checkpoint.entries["optimizer.learning_rate"].role is Role.OPTIMIZER
 
 
 def test_values_are_those_of_the_file():
@@ -47,6 +48,24 @@ def write(path: Path, datasets: dict[str, Any], **options: Any) -> Path:
         for name, value in datasets.items():
             file.create_dataset(name, data=value, **options)
     return path
+
+
+def test_states_of_an_optimizer_are_named_by_its_class(tmp_path: Path):
+    kernel, bias = np.ones((2, 3), np.float32), np.ones(3, np.float32)
+    datasets = {"layers/dense/vars/0": kernel, "layers/dense/vars/1": bias, "optimizer/vars/0": np.int64(7)}
+    datasets |= {"optimizer/vars/1": np.float32(0.1)}
+    datasets |= {f"optimizer/vars/{place}": x for place, x in enumerate((kernel, kernel, bias, bias), start=2)}
+    weights = write(tmp_path / "model.weights.h5", datasets)
+    assert "optimizer.2" in read_checkpoint(weights).entries  # of which class, the weights alone do not say
+    with zipfile.ZipFile(tmp_path / "net.keras", "w") as archive:
+        archive.writestr("config.json", json.dumps({"compile_config": {"optimizer": {"class_name": "Adam"}}}))
+        archive.write(weights, "model.weights.h5")
+    names = [name for name, entry in read_checkpoint(tmp_path / "net.keras").entries.items() if "optimizer" in name]
+    assert names == [
+        *("optimizer.iteration", "optimizer.learning_rate"),
+        *("optimizer.dense.kernel.exp_avg", "optimizer.dense.kernel.exp_avg_sq"),
+        *("optimizer.dense.bias.exp_avg", "optimizer.dense.bias.exp_avg_sq"),
+    ]
 
 
 def test_older_files_spell_their_names(tmp_path: Path):

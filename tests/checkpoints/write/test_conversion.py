@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -14,6 +16,7 @@ from roundoff.checkpoints.read.dispatch import read_checkpoint
 from roundoff.checkpoints.write.checkpoint_writer import TARGETS, Target, write_checkpoint
 from roundoff.checkpoints.write.conversion import ConversionPlan, plan_conversion
 from roundoff.errors import CheckpointError
+from tests.checkpoints.checkpoint_samples import flax_bytes
 from tests.checkpoints.ported_net import PortedNet
 
 PORTED = Path(__file__).parents[1] / "samples" / "ported"
@@ -166,6 +169,44 @@ def test_an_optimizer_goes_on_with_the_moments_that_came_back(tmp_path: Path):
         assert {name: value.tolist() for name, value in optimizer.state[reference].items()} == {
             name: value.tolist() for name, value in stepping.state[candidate].items()
         }
+
+
+STATES_OF_OPTAX = {
+    torch.optim.Adam: {"exp_avg": "mu", "exp_avg_sq": "nu"},
+    torch.optim.SGD: {"momentum_buffer": "trace"},
+    torch.optim.RMSprop: {"square_avg": "nu"},
+}
+
+
+@pytest.mark.parametrize("kind", STATES_OF_OPTAX)
+def test_an_optimizer_goes_on_with_the_states_of_optax(tmp_path: Path, kind: type[torch.optim.Optimizer]):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+    momentum = {"momentum": 0.9} if kind is torch.optim.SGD else {}
+    optimizer = kind(model.parameters(), lr=0.1, **momentum)  # type: ignore[call-arg]
+    for _ in range(3):
+        model(torch.randn(4, 3)).square().sum().backward()
+        optimizer.step()
+
+    def tree_of(values: list[Tensor]) -> dict[str, Any]:
+        pairs = zip(values[::2], values[1::2], strict=True)
+        return {
+            f"Dense_{i}": {"kernel": w.detach().t().numpy(), "bias": b.detach().numpy()}
+            for i, (w, b) in enumerate(pairs)
+        }
+
+    states = {theirs: tree_of([optimizer.state[p][ours] for p in model.parameters()])
+              for ours, theirs in STATES_OF_OPTAX[kind].items()}  # fmt: skip
+    tree = {"step": np.int32(3), "params": tree_of(list(model.parameters())), "opt_state": {"0": states, "1": {}}}
+    (tmp_path / "state.msgpack").write_bytes(flax_bytes(tree))
+    with read_checkpoint(tmp_path / "state.msgpack") as source:
+        write_checkpoint(tmp_path / "state.pt", plan_conversion(source, target="torch").tensors, target="torch")
+    saved = torch.load(tmp_path / "state.pt")["optimizer"]["state"]
+    for place, parameter in enumerate(model.parameters()):
+        for slot in STATES_OF_OPTAX[kind]:
+            assert torch.equal(saved[place][slot], optimizer.state[parameter][slot])
+    optimizer.load_state_dict({"state": saved, "param_groups": optimizer.state_dict()["param_groups"]})
+    optimizer.step()
 
 
 def test_batches_are_counted_as_steps_where_only_those_are_known(tmp_path: Path):

@@ -147,9 +147,10 @@ def test_calls_in_another_order_and_clipping_are_reported(references: dict[str, 
     clipped = dataclasses.replace(MLP, clip=1.0).watched(tmp_path / "clipped")
     harder = dataclasses.replace(MLP, clip=0.1).watched(tmp_path / "harder")
     assert first_of(references["mlp"], late).candidate == "forward, zero_grad, backward, step, scheduler"
-    difference = first_of(references["mlp"], clipped)
-    assert difference.kind is SettingKind.LOOP
-    assert str(difference.candidate).startswith("zero_grad, forward, backward, clip, step")
+    norm, order = differing_settings(references["mlp"], clipped)
+    assert norm.text == "max_norm of clipping: none against 1"
+    assert order.kind is SettingKind.LOOP
+    assert str(order.candidate).startswith("zero_grad, forward, backward, clip, step")
     assert [each.text for each in differing_settings(clipped, harder)] == ["max_norm of clipping: 1 against 0.1"]
 
 
@@ -194,4 +195,4 @@ def test_recordings_are_compared_as_far_as_they_tell(tmp_path: Path) -> None:
     (difference,) = differing_settings(reference, recorded(tmp_path / "shift", shift=1.0))
     assert difference.text == "batches from step 0 on: one batch against another one"
     (difference,) = differing_settings(reference, recorded(tmp_path / "lr", lr=0.2))
-    assert difference.text == "learning rate from step 0 on: [0.1] against [0.2]"
+    assert difference.text == "lr of SGD: 0.1 against 0.2"

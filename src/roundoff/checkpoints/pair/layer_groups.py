@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -23,6 +23,18 @@ SLOTS = {
 }
 """The frameworks' names of optimizer states, and PyTorch's."""
 
+SLOTS_OF_OPTAX = {
+    "mu": "exp_avg",
+    "nu": "exp_avg_sq",
+    "nu_max": "max_exp_avg_sq",
+    "trace": "momentum_buffer",
+}
+"""Optax's names of the states of `adam`, `adamw`, `amsgrad` and `sgd`; of `rmsprop`, which has no `mu`, `nu` is
+`square_avg`."""
+
+_OF_OPTAX = re.compile(
+    rf"(?P<before>opt_state(?:\.\w+)*?)\.(?P<slot>{'|'.join(SLOTS_OF_OPTAX)})\.(?:params\.)?(?P<owner>.+)"
+)
 _OF_PADDLE = re.compile(rf"(?P<owner>.+)_(?P<slot>{'|'.join(SLOTS)})_\d+")
 _BEFORE_THE_OWNER = frozenset({"optimizer", "optim", "optimizer_state_dict", "optimizer_state", "opt", "state"})
 
@@ -35,10 +47,11 @@ class OptimizerName:
     owner: str
 
 
-def read_optimizer_name(name: str, *, parameters: Sequence[str]) -> OptimizerName | None:
+def read_optimizer_name(name: str, *, parameters: Sequence[str], others: Container[str] = ()) -> OptimizerName | None:
     """Return slot and owner of a state, or None; `parameters` are those of its checkpoint, in file order.
 
-    PyTorch refers to owners by their number, the other frameworks by their name.
+    PyTorch refers to owners by their number, the other frameworks by their name. `others` are all names of the
+    checkpoint.
 
     >>> read_optimizer_name("moments.fc.weight", parameters=[])
     OptimizerName(slot='momentum_buffer', owner='fc.weight')
@@ -46,7 +59,12 @@ def read_optimizer_name(name: str, *, parameters: Sequence[str]) -> OptimizerNam
     OptimizerName(slot='exp_avg', owner='fc.bias')
     >>> read_optimizer_name("linear_0.w_0_moment1_0", parameters=[])
     OptimizerName(slot='exp_avg', owner='linear_0.w_0')
+    >>> read_optimizer_name("opt_state.0.trace.dense.kernel", parameters=[])
+    OptimizerName(slot='momentum_buffer', owner='dense.kernel')
     """
+    if of_optax := _OF_OPTAX.fullmatch(name):
+        has_mu = of_optax["slot"] != "nu" or name.replace(".nu.", ".mu.", 1) in others
+        return OptimizerName(slot=SLOTS_OF_OPTAX[of_optax["slot"]] if has_mu else "square_avg", owner=of_optax["owner"])
     if of_paddle := _OF_PADDLE.fullmatch(name):
         return OptimizerName(slot=SLOTS[of_paddle["slot"]], owner=of_paddle["owner"])
     first, _, rest = name.partition(".")

@@ -255,7 +255,7 @@ class _Side:
         """Return the optimizer states that have the shape of their owner; tied parameters shift the owners' numbers."""
         found: dict[OptimizerName, str] = {}
         for entry in self.unpaired_entries():
-            read = read_optimizer_name(entry.name, parameters=self.parameters)
+            read = read_optimizer_name(entry.name, parameters=self.parameters, others=self.entries)
             if entry.role is Role.OPTIMIZER and read is not None:
                 owner = self.entries.get(read.owner)
                 if owner is None or owner.shape == entry.shape or math.prod(entry.shape) == 1:

@@ -40,7 +40,11 @@ WAITING = 12
 """Wall-clock time as a multiple of the CPU time, for busy machines."""
 
 
+SEED_STATE = "seed_generator_state"
+_UNTRAINED = (SEED_STATE, "moving_mean", "moving_variance")
 WEIGHTS = "model.weights.h5"
+CONFIG = "config.json"
+MAX_CONFIG_BYTES = 16 << 20
 
 
 def is_keras_archive(archive: ZipArchive) -> bool:
@@ -48,10 +52,15 @@ def is_keras_archive(archive: ZipArchive) -> bool:
     return WEIGHTS in archive
 
 
-def read_keras(data: FileBytes) -> dict[str, Any]:
-    """Return the tensors of an HDF5 file by their names in the model, in the order of the file."""
+def read_keras(data: FileBytes, optimizer: str | None = None) -> dict[str, Any]:
+    """Return the tensors of an HDF5 file by their names in the model, in the order of the file.
+
+    `optimizer` is its class, if that is known: the file only numbers its variables.
+    """
     listing = list_hdf5(data)
     names = keras_names(list(listing.tensors), listing.layers)
+    states = name_optimizer_states({names[path]: x.shape for path, x in listing.tensors.items()}, optimizer)
+    names = {path: states.get(name, name) for path, name in names.items()}
     tensors = {
         names[path]: replace(tensor, role=Role.OTHER) if names[path].endswith(SEED_STATE) else tensor
         for path, tensor in listing.tensors.items()
@@ -63,7 +72,55 @@ def read_keras_archive(data: FileBytes, archive: ZipArchive) -> dict[str, Any]:
     """Return the tensors of a `.keras` file, whose weights Keras does not compress."""
     if archive[WEIGHTS].method != STORED:
         raise data.error(f"{WEIGHTS} is compressed, which Keras does not do", at=archive[WEIGHTS].header)
-    return read_keras(archive.member_bytes(WEIGHTS))
+    return read_keras(archive.member_bytes(WEIGHTS), _optimizer_class(archive))
+
+
+_COUNTERS = ("optimizer.iteration", "optimizer.learning_rate")
+SLOTS_OF_KERAS = {
+    "SGD": ("update",),  # -lr times PyTorch's momentum_buffer, which is another state
+    "RMSprop": ("square_avg",),
+    "Adam": ("exp_avg", "exp_avg_sq"),
+    "AdamW": ("exp_avg", "exp_avg_sq"),
+}
+"""PyTorch's names of the states that a Keras optimizer keeps for each variable, in the order of their numbers."""
+
+
+def name_optimizer_states(shapes: Mapping[str, tuple[int, ...]], optimizer: str | None) -> dict[str, str]:
+    """Return names for the numbered variables of an optimizer, by its class; empty if they do not fit the model.
+
+    Keras numbers them: a counter, the learning rate, then the states of each trainable variable in turn.
+
+    >>> shapes = {"dense.kernel": (2, 3), "optimizer.0": (), "optimizer.1": (), "optimizer.2": (2, 3)}
+    >>> name_optimizer_states(shapes, "SGD")["optimizer.2"]
+    'optimizer.dense.kernel.update'
+    """
+    slots = SLOTS_OF_KERAS.get(optimizer or "", ())
+    numbered = [name for name in shapes if re.fullmatch(r"optimizer\.\d{1,8}", name)]
+    numbered.sort(key=lambda name: int(name.rpartition(".")[2]))
+    trained = [name for name in shapes if not name.startswith("optimizer.") and not name.endswith(_UNTRAINED)]
+    wanted = [(name, slot) for name in trained for slot in slots] if len(numbered) > len(_COUNTERS) else []
+    first = len(numbered) - len(wanted)
+    states = numbered[max(first, 0) :]
+    if first not in (1, 2) or any(
+        shapes[state] != shapes[name] for state, (name, _) in zip(states, wanted, strict=True)
+    ):
+        return {}
+    counters = dict(zip(numbered[:first], _COUNTERS, strict=False))
+    named = {state: f"optimizer.{name}.{slot}" for state, (name, slot) in zip(states, wanted, strict=True)}
+    return counters | named
+
+
+def _optimizer_class(archive: ZipArchive) -> str | None:
+    """Return the class of the optimizer that a `.keras` file was compiled with; None if it says none."""
+    if CONFIG not in archive or archive[CONFIG].num_bytes > MAX_CONFIG_BYTES:
+        return None
+    try:
+        content = archive.member_bytes(CONFIG)
+        config = json.loads(bytes(content.at(0, len(content), CONFIG)))
+        name = config["compile_config"]["optimizer"]["class_name"]
+    except (ValueError, KeyError, TypeError, RecursionError, CheckpointError):
+        return None  # the weights can be read without it
+    return name if isinstance(name, str) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,8 +211,6 @@ def _run_child(data: FileBytes, dataset: str | None) -> tuple[dict[str, Any], Fi
         raise data.error(f"the HDF5 library reports: {answer['error']}")
     return answer, FileBytes(data.path, memoryview(content), budget=data.budget)
 
-
-SEED_STATE = "seed_generator_state"
 
 VARIABLES = {
     "dense": ("kernel", "bias"),

@@ -16,7 +16,7 @@ from roundoff.checkpoints.write.checkpoint_writer import Target
 from roundoff.errors import CheckpointError
 from roundoff.words import plural
 
-STEPS = frozenset({"global_step", "step", "iterations"})
+STEPS = frozenset({"global_step", "step", "iteration", "iterations", "count"})
 BETA_POWERS = {"beta1_power": 0, "beta2_power": 1}
 """MindSpore's Adam stores the power of each beta instead of the step."""
 
@@ -240,7 +240,7 @@ class ForeignNames:
         return (entry.name if is_kept else None), entry.name
 
     def _state_name(self, entry: Entry) -> tuple[str | None, str]:
-        read = read_optimizer_name(entry.name, parameters=self._parameters)
+        read = read_optimizer_name(entry.name, parameters=self._parameters, others=self._source.entries)
         if read is None or read.owner not in self._names:
             return None, entry.name
         if not self._is_mindspore:
@@ -297,6 +297,9 @@ def step_of(source: Checkpoint) -> int | None:
         is_counter = entry.role in (Role.OPTIMIZER, Role.OTHER) and torch.Size(entry.shape).numel() == 1
         if is_counter and entry.name.rpartition(".")[2] in STEPS:
             return int(source.tensor(entry.name).reshape(()).item())
+    for name, value in source.settings.items():
+        if name.rpartition(".")[2] in STEPS and isinstance(value, int) and not isinstance(value, bool):
+            return value
     return None
 
 

@@ -2,42 +2,41 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import itertools
 import math
-import random
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from roundoff.checkpoints.checkpoint import Entry, Role
 from roundoff.checkpoints.pair.layer_groups import Axes
 from roundoff.checkpoints.pair.pairing import TensorPair, pair_checkpoints
+from roundoff.compare.models.model_accuracy import ModelAccuracy, is_compiled, measure_accuracy
+from roundoff.compare.models.model_step import (
+    Inputs,
+    Loss,
+    MakeOptimizer,
+    call_model,
+    clone_tensors,
+    copy_model,
+    device_of,
+    keeping_random_state,
+    record_step,
+)
 from roundoff.compare.runs.divergence import Divergence
 from roundoff.compare.runs.run_comparison import RunComparison, compare_runs
 from roundoff.compare.shown_comparison import ShownComparison
 from roundoff.errors import CheckpointError, CompareError, first_line
-from roundoff.record.accelerator import keeping_torch_generators
-from roundoff.record.event_selection import RecordingSettings
-from roundoff.record.recording_block import start_recording
-from roundoff.runs import Run
-from roundoff.torch_private import tree_leaves, tree_map_only
-from roundoff.words import join_names
+from roundoff.words import join_names, plural
 
 Tensors: TypeAlias = dict[str, tuple[Tensor, Role]]
 
 
-Inputs: TypeAlias = Tensor | tuple[Any, ...] | list[Any] | Mapping[str, Any]
-Loss: TypeAlias = Callable[..., Tensor]
-MakeOptimizer: TypeAlias = Callable[[list[nn.Parameter]], Optimizer]
 Metric: TypeAlias = Callable[[Any, Any], float | Tensor]
 """From all outputs and all targets to a number."""
 MetricFunctions: TypeAlias = Mapping[str, Metric | tuple[Metric, Metric]]
@@ -50,7 +49,7 @@ _BY_ROUNDING = 1e-4
 
 T = TypeVar("T")
 
-_OUR_LINES = "compare/models/model_comparison.py"
+_OUR_LINES = "compare/models/model_step.py"
 """The file that calls the models; its lines say nothing about them."""
 
 
@@ -66,6 +65,8 @@ class ModelComparison(ShownComparison):
     """Of the reference and of the candidate."""
     metrics: tuple[MetricChange, ...]
     """The effect of each change on each metric; empty if no metric was given."""
+    accuracy: ModelAccuracy | None = None
+    """How far each is from fp64, as it really runs; None unless it was requested or a model is compiled."""
 
     @property
     def divergence(self) -> Divergence | None:
@@ -80,7 +81,8 @@ class ModelComparison(ShownComparison):
     @property
     def verdict(self) -> str:
         """What was found, in a few sentences."""
-        return " ".join([_of_step(self), *_of_parameters(self.transfer), *_of_metrics(self.metrics)])
+        accuracy = [] if self.accuracy is None else [self.accuracy.verdict]
+        return " ".join([_of_step(self), *_of_parameters(self.transfer), *_of_metrics(self.metrics), *accuracy])
 
     def __str__(self) -> str:
         return self.verdict
@@ -97,6 +99,7 @@ def compare_models(
     metrics: MetricFunctions | None = None,
     data: tuple[Loader, Loader] | None = None,
     name_map: Mapping[str, str] | None = None,
+    fp64: bool = False,
 ) -> ModelComparison:
     """Take one step with both models from the same weights, and name the first op that makes a difference.
 
@@ -115,6 +118,8 @@ def compare_models(
             from the reference to the candidate: the other model, its own weights, the other data, the other metric.
         data: the reference's batches (inputs, targets) and the candidate's, for the metrics.
         name_map: names in the reference to names in the candidate, for what cannot be paired automatically.
+        fp64: also say which model is nearer to fp64, by its outputs and gradients. Always done for compiled models,
+            whose ops cannot be seen: what is recorded is their eager code.
     """
     _check(targets, loss, metrics, data)
     losses, optimizers = (
@@ -132,6 +137,10 @@ def compare_models(
             changes = walk_metrics(metrics, data, models=models)
             _copy_modes(reference, reference_copy)
             _copy_modes(candidate, candidate_copy)
+        accuracy = None
+        if fp64 or is_compiled(reference) or is_compiled(candidate):
+            pairs = [pair for pair in moved.pairs if pair not in moved.transposed]
+            accuracy = measure_accuracy((reference_copy, candidate_copy), inputs, targets, losses, pairs=pairs)
         with tempfile.TemporaryDirectory(prefix="roundoff-") as folder:
             runs = [
                 record_step(
@@ -148,7 +157,7 @@ def compare_models(
             forward_only = tuple(frozenset(names[side] for names in moved.transposed) for side in (0, 1))
             step = compare_runs(runs[0], runs[1], sites=moved.sites, forward_only=(forward_only[0], forward_only[1]))
             values = [next((metrics.loss for metrics in run.metrics()), None) for run in runs]
-    return ModelComparison(transfer=moved, step=step, losses=(values[0], values[1]), metrics=changes)
+    return ModelComparison(transfer=moved, step=step, losses=(values[0], values[1]), metrics=changes, accuracy=accuracy)
 
 
 def _copy_modes(source: nn.Module, target: nn.Module) -> None:
@@ -187,7 +196,11 @@ def _of_step(comparison: ModelComparison) -> str:
 
 def _of_parameters(moved: WeightTransfer) -> list[str]:
     sides = ("reference", moved.only_reference), ("candidate", moved.only_candidate)
-    return [f"Only the {side} has {join_names(names, at_most=3)}." for side, names in sides if names]
+    turned = f", {len(moved.transposed)} of them turned" if moved.transposed else ""
+    copied = f"The candidate's copy got {plural(len(moved.pairs), 'tensor')} of the reference{turned}."
+    return [copied] * moved.changed + [
+        f"Only the {side} has {join_names(names, at_most=3)}." for side, names in sides if names
+    ]
 
 
 def _of_metrics(changes: tuple[MetricChange, ...]) -> list[str]:
@@ -279,8 +292,9 @@ class WeightTransfer:
 
     @property
     def sites(self) -> dict[str, str]:
-        """The candidate's names of the reference's modules, where they differ."""
-        modules = ((reference.rpartition(".")[0], candidate.rpartition(".")[0]) for reference, candidate in self.pairs)
+        """The candidate's names of the reference's modules, where they differ; compiled ones run eagerly."""
+        names = ([name.replace("_orig_mod.", "").rpartition(".")[0] for name in pair] for pair in self.pairs)
+        modules = ((reference, candidate) for reference, candidate in names)
         return {first: second for first, second in modules if first and second and first != second}
 
 
@@ -356,96 +370,3 @@ def _lay_out(value: Tensor, target: Tensor, axes: Axes | None) -> Tensor:
         return value.reshape(target.shape)
     moved = value.reshape([target.shape[axis] for axis in axes])
     return moved.permute(sorted(range(len(axes)), key=axes.__getitem__))
-
-
-# -- one recorded step of a model --------------------------------------------------------------------------------------
-
-
-def copy_model(model: nn.Module, *, name: str) -> nn.Module:
-    """Return a copy of a model that can be changed; a `CompareError` if it cannot be copied."""
-    if any(x.is_meta for x in (*model.parameters(), *model.buffers())):
-        raise CompareError.explain(
-            f"The weights of the {name} are on the meta device.",
-            why="they have no values to compare.",
-            fix='move the model first: model.to_empty(device="cpu"), then load its weights.',
-        )
-    try:
-        return copy.deepcopy(model)
-    except Exception as error:  # a module may refuse to be copied with any exception
-        raise CompareError.explain(
-            f"The {name} cannot be copied, and comparing must not change it.",
-            why=f"{first_line(error)}.",
-            fix="pass the model before its first forward pass, without tensors that hold an autograd graph.",
-        ) from error
-
-
-@contextlib.contextmanager
-def keeping_random_state() -> Iterator[None]:
-    """Restore the state of every random number generator when the block ends."""
-    python, numbers = random.getstate(), np.random.get_state()
-    with keeping_torch_generators():
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numbers)
-
-
-def call_model(model: nn.Module, inputs: Inputs) -> Any:
-    """Call a model with a mapping of keyword arguments, a tuple or list of arguments, or a single one."""
-    if isinstance(inputs, Mapping):
-        return model(**inputs)
-    return model(*inputs) if isinstance(inputs, tuple | list) else model(inputs)
-
-
-def clone_tensors(value: Any, device: torch.device | None = None) -> Any:
-    """Return a copy of a value that shares no tensor with it, on another device if one is given."""
-
-    def clone(x: Tensor) -> Tensor:
-        return x.detach().to(device or x.device, copy=True).requires_grad_(x.requires_grad)
-
-    return tree_map_only(Tensor, clone, value)
-
-
-def device_of(model: nn.Module) -> torch.device | None:
-    """Return the device that a model is on; None if it is on several or has no tensors."""
-    used = {x.device for x in (*model.parameters(), *model.buffers())}
-    return used.pop() if len(used) == 1 else None
-
-
-def record_step(
-    model: nn.Module,
-    inputs: Inputs,
-    *,
-    to: Path,
-    targets: Any,
-    loss: Loss | None,
-    make_optimizer: MakeOptimizer,
-) -> Run:
-    """Take one step of `model`, which changes it: forward, backward, optimizer; and return the recorded run."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    for parameter in trained:
-        parameter.grad = None
-    optimizer = make_optimizer(trained) if trained else None
-    # Not `recording`, which says that the step never ended if a model has no trainable parameters.
-    session = start_recording(model, to=to, settings=RecordingSettings(inputs=True, stacks=True, strict=True))
-    with keeping_random_state(), session.running(), torch.enable_grad():
-        device = device_of(model)
-        output = call_model(model, clone_tensors(inputs, device))
-        value = _loss_of(output, clone_tensors(targets, device), loss)
-        if optimizer is not None and value.requires_grad:
-            value.backward()
-            optimizer.step()
-    return Run.open(to)
-
-
-def _loss_of(output: Any, targets: Any, loss: Loss | None) -> Tensor:
-    """Return the given loss, or else the sum of the mean squares of all outputs."""
-    if loss is not None:
-        return loss(output) if targets is None else loss(output, targets)
-    parts = [x for x in tree_leaves(output) if isinstance(x, Tensor) and x.is_floating_point()]
-    if not parts:
-        raise CompareError.explain(
-            "The models return no floating-point tensor.", fix="say what to compare: loss=lambda output: ..."
-        )
-    return torch.stack([x.float().square().mean() for x in parts]).sum()

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from roundoff.compare.runs.event_distance import divide_event
 from roundoff.runs import Event
-from roundoff.runs.records.event import NAMED, StepOp, bare_name
+from roundoff.runs.records.event import LOOP, NAMED, StepOp, bare_name
 
 Group: TypeAlias = tuple[str, int, str, str | None]
 """Ops are lined up with those of one phase, microbatch, site and, in the optimizer, parameter."""
@@ -194,14 +194,23 @@ def without_loss_scale(alignment: Alignment, ratio: float) -> Alignment:
 
 
 def _divide_scaled(reference: StepOp, candidate: StepOp, ratio: float) -> StepOp:
-    """Remove the scale from an op of a backward pass, or from a copy of the loss."""
-    is_copy_of_loss = is_passing_on(reference) and reference.first.num_elements == 1
-    if reference.first.phase != "backward" and not is_copy_of_loss:
+    """Remove the scale from an op of a backward pass, from a single number of the loop, or from a scaler's own op.
+
+    Single numbers are the loss, the scale, and the factor by which gradients are unscaled.
+    """
+    event = reference.first
+    is_of_scaler = event.site == LOOP and event.num_elements == 1
+    is_copy_of_loss = is_passing_on(reference) and event.num_elements == 1
+    if event.phase != "backward" and not (is_copy_of_loss or is_of_scaler or op_word(reference).startswith("_amp_")):
         return candidate
-    return StepOp(
-        inputs=_divide_events(reference.inputs, candidate.inputs, ratio),
-        outputs=_divide_events(reference.outputs, candidate.outputs, ratio),
-    )
+    for factor in (ratio, 1 / ratio):
+        candidate = StepOp(
+            inputs=_divide_events(reference.inputs, candidate.inputs, factor),
+            outputs=_divide_events(reference.outputs, candidate.outputs, factor),
+        )
+        if event.phase == "backward":
+            break
+    return candidate
 
 
 def _divide_events(reference: Sequence[Event], candidate: Sequence[Event], ratio: float) -> list[Event]:

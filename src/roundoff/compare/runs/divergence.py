@@ -49,6 +49,10 @@ class Divergence:
     """How many times larger gradients are, if ranks combine them differently."""
     num_later: int = 0
     """How many later results differ, too."""
+    num_different_before: int = 0
+    """How many results before it differ, as far as inputs and formats explain it."""
+    num_unjudged_before: int = 0
+    """How many results before it have no counterpart, or differ and have no bound: nothing is known about them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +77,8 @@ class ComparedTensor:
     """The sum of the relative differences of its inputs."""
     excess: float
     """The difference over the largest one that its inputs and formats explain; above 1 it is unexplained."""
+    is_judged: bool = True
+    """Whether it is known that the difference is explained or not: the shapes agree, and there is a bound."""
     reference_absmax: float = math.nan
     """The largest finite magnitude; NaN if there is none."""
     candidate_absmax: float = math.nan

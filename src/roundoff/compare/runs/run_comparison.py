@@ -12,8 +12,9 @@ from roundoff.compare.curves.curve_comparison import CurveComparison, compare_cu
 from roundoff.compare.runs.alignment import Alignment, align, is_passing_on, sites_by_order, without_loss_scale
 from roundoff.compare.runs.divergence import ComparedTensor, Divergence, Side, UnpairedOp
 from roundoff.compare.runs.event_distance import WholeTensors
-from roundoff.compare.runs.expected_distance import spread_of, unit_of
-from roundoff.compare.runs.step_comparison import StepWalk
+from roundoff.compare.runs.expected_distance import FP32_UNIT, GROWTH, roundings, spread_of, unit_of
+from roundoff.compare.runs.fp64_errors import ComparedError, compare_errors
+from roundoff.compare.runs.step_comparison import UNKNOWN_TERMS, StepComparison, StepWalk
 from roundoff.compare.settings.setting_comparison import differing_settings
 from roundoff.compare.settings.setting_difference import SettingDifference
 from roundoff.compare.shown_comparison import ShownComparison
@@ -24,7 +25,7 @@ from roundoff.precision.recipe.fixed_point_settings import KINDS
 from roundoff.precision.recipe.toml import from_toml
 from roundoff.progress import counting
 from roundoff.runs import Event, Run, sketches_line_up
-from roundoff.runs.records.event import StepOp, ops_of
+from roundoff.runs.records.event import LOOP, StepOp, ops_of
 
 MIN_COMMON_SHARE = 0.4
 """Runs are of different models if a smaller share of their ops lines up."""
@@ -47,6 +48,8 @@ class RunComparison(ShownComparison):
     steps: tuple[int, ...]
     """The steps that were compared op by op."""
     ranks: tuple[int, ...]
+    fp64_errors: tuple[ComparedError, ...] = ()
+    """The error of each op in both runs; empty unless both were recorded with `--reference fp64`."""
 
     @property
     def is_identical(self) -> bool:
@@ -93,6 +96,7 @@ def compare_runs(
     unpaired: dict[UnpairedOp, None] = {}
     divergence: Divergence | None = None
     compared: list[int] = []
+    errors: list[ComparedError] = []
     for at in counting(steps, "step"):
         compared.append(at)
         for of_rank in ranks:
@@ -110,9 +114,10 @@ def compare_runs(
                 has_same_batch=reference.info.ranks == candidate.info.ranks,
             )
             found = walk.compare()
+            errors += compare_errors(alignment)
             rows += found.rows
             unpaired |= dict.fromkeys(_unpaired_ops(alignment, at))
-            divergence = divergence or found.divergence
+            divergence = divergence or _blame_loss(found, alignment, _losses_of(reference, candidate, at))
         if divergence is not None:
             break
     return RunComparison(
@@ -123,6 +128,7 @@ def compare_runs(
         unpaired=tuple(unpaired),
         steps=tuple(compared),
         ranks=tuple(ranks),
+        fp64_errors=tuple(errors),
     )
 
 
@@ -136,6 +142,44 @@ def _check_likeness(alignment: Alignment, reference: Run, candidate: Run) -> Non
             why=f"{num_paired} of {num_all} ops of their first common step line up.",
             fix="compare runs of one model; if layers have other names, map them with --map.",
         )
+
+
+def _losses_of(reference: Run, candidate: Run, step: int) -> tuple[float, float] | None:
+    found = [next((m.loss for m in run.metrics() if m.step == step), None) for run in (reference, candidate)]
+    return None if found[0] is None or found[1] is None else (found[0], found[1])
+
+
+def _blame_loss(found: StepComparison, alignment: Alignment, losses: tuple[float, float] | None) -> Divergence | None:
+    """Return the first difference of a step; if its loss differs already, it is not in the backward pass.
+
+    What makes the loss different then is an op that only one run has, whose result was not compared.
+    """
+    first = found.divergence
+    if first is None or first.phase not in ("backward", "optimizer") or losses is None or first.cause == "data":
+        return first
+    largest = max(abs(loss) for loss in losses)
+    relative = abs(losses[0] - losses[1]) / largest if largest else 0.0
+    forward = [row for row in found.rows if row.phase == "forward" and not math.isnan(row.relative)]
+    units = [unit_of(dtype) for row in forward for dtype in (row.reference_dtype, row.candidate_dtype)]
+    noise = max((row.relative for row in forward), default=0.0)
+    if relative <= GROWTH * noise + roundings(max(units, default=FP32_UNIT), num_terms=UNKNOWN_TERMS):
+        return first
+    sides: tuple[tuple[Side, tuple[StepOp, ...]], ...] = (
+        ("candidate", alignment.only_candidate),
+        ("reference", alignment.only_reference),
+    )
+    blamed = replace(
+        first, cause="forward", phase="forward", site=LOOP, op="loss", parameter=None, source=None, output="output0",
+        relative=relative, introduced_ulps=relative / (2 * unit_of("float32")), inherited_ulps=0.0, knows_inputs=False,
+        channel=None, num_channels=None, is_only_in=None, shapes=None, format="float32",
+    )  # fmt: skip
+    for side, ops in sides:
+        alone = [op.first for op in ops if op.first.phase == "forward" and not is_passing_on(op) and op.outputs]
+        last_site = [event for event in alone if event.site == alone[-1].site]
+        if last_site:
+            event = last_site[0]
+            return replace(blamed, site=event.site, op=event.op_name, source=event.source, is_only_in=side)
+    return blamed
 
 
 def _parameter_distances(rows: Sequence[ComparedTensor], *, step: int, rank: int) -> dict[str, float]:

@@ -84,16 +84,32 @@ class StepWalk:
     def compare(self) -> StepComparison:
         """Find the first op that introduces a difference."""
         rows: list[ComparedTensor] = []
-        found: list[tuple[int, Divergence]] = []
+        found: list[tuple[OpPair, int, int, Divergence]] = []
         for pair in self.alignment.pairs:
+            start = len(rows)
             divergence = self._look_at(pair, rows)
             if divergence is not None:
-                found.append((len(rows), divergence))
-        first = next(((at, each) for at, each in found if not _heals(each, rows[at:])), None)
-        if first is None:
-            return StepComparison(rows=tuple(rows), divergence=None)
-        num_later = sum(not row.is_equal for row in rows[first[0] :])
-        return StepComparison(rows=tuple(rows), divergence=replace(first[1], num_later=num_later))
+                found.append((pair, start, len(rows), divergence))
+        for pair, start, end, divergence in found:
+            if not _heals(divergence, rows[end:]):
+                return StepComparison(rows=tuple(rows), divergence=self._count(divergence, pair, rows, start, end))
+        return StepComparison(rows=tuple(rows), divergence=None)
+
+    def _count(
+        self, found: Divergence, pair: OpPair, rows: Sequence[ComparedTensor], start: int, end: int
+    ) -> Divergence:
+        """Count the results that differ before and after, and those before it of which nothing is known."""
+        sides = zip((self.alignment.only_reference, self.alignment.only_candidate), pair, strict=True)
+        alone = [op for ops, at in sides for op in ops if op.first.order < at.first.order and not is_passing_on(op)]
+        if found.is_only_in is not None:
+            own = next((place for place, op in enumerate(alone) if _is_named(op, found)), len(alone))
+            alone = alone[:own]
+        return replace(
+            found,
+            num_later=sum(not row.is_equal for row in rows[end:]),
+            num_different_before=sum(not row.is_equal for row in rows[:start]),
+            num_unjudged_before=len(alone) + sum(not row.is_judged for row in rows[:start]),
+        )
 
     def _look_at(self, pair: OpPair, rows: list[ComparedTensor]) -> Divergence | None:
         reference, candidate = pair
@@ -111,11 +127,13 @@ class StepWalk:
             off = sum(d.relative for _, d in given if d.is_comparable)
             allowed = expected_distance(reference, _larger(a, b), inputs=given, unit=unit)
             excess = 0.0 if a.op in NAMED or _has_unknown_inputs(reference) else _excess(distance, allowed)
-            rows.append(_row(a, b, distance, inherited=off, excess=excess))
+            is_judged = distance.is_equal or (distance.is_comparable and self._has_bound(reference, a, allowed))
+            rows.append(_row(a, b, distance, inherited=off, excess=excess, is_judged=is_judged))
             if found is None and self._is_introduced(pair, a, distance, excess):
                 found = _divergence(self._cause(reference), a, distance, inherited=off, unit=unit)
             elif found is None and _has_unknown_inputs(reference) and self._is_unaccounted(a, b, distance):
-                found = replace(self._find_source(pair, a, b, distance), knows_inputs=False)
+                found = self._find_source(pair, a, b, distance)
+                found = found if found.is_only_in is not None else replace(found, knows_inputs=False)
             self._remember(a, distance)
         return found
 
@@ -149,8 +167,21 @@ class StepWalk:
             return not distance.relative <= self._inherited_from_before(a) + roundings(self._unit(pair))
         return excess > 1 and not distance.relative <= allowed_by(self.spread, a, unit=self._unit(pair))
 
+    def _has_bound(self, op: StepOp, a: Event, allowed: float) -> bool:
+        """Say whether a difference of a result can be judged."""
+        if a.op in START_VALUES or a.op == "input":
+            return math.isfinite(self._inherited_from_before(a))
+        return _has_unknown_inputs(op) or math.isfinite(allowed)
+
     def _inherited_from_before(self, a: Event) -> float:
-        """Return how far apart a tensor may be when the step begins, given the step before."""
+        """Return how far apart a tensor may be that no op of the step makes where it is seen.
+
+        What goes into a model or a loss may be the result of another model; parameters come from the step before.
+        """
+        if a.op == "input" and (known := self._made.get(tensor_key(a))) is not None:
+            return SAME_TENSOR * known
+        if a.op == "input" and ("reference", *tensor_key(a)) in self._made_by_one_side:
+            return math.inf
         if self.is_first or a.op == "input":
             return 0.0
         if self.updated is None or a.op != "parameter":
@@ -177,7 +208,7 @@ class StepWalk:
             if first is not None:
                 output = (first.outputs or first.inputs)[0]
                 found = _divergence(self._cause(first), output, distance, inherited=0.0, unit=unit)
-                return replace(found, is_only_in=side)
+                return replace(found, is_only_in=side, knows_inputs=bool(first.inputs) or first.first.op in NAMED)
         writer = self._written_in_forward(pair[0], a)
         if writer is not None:
             return replace(_divergence("forward", writer, distance, inherited=0.0, unit=unit), output=a.output)
@@ -315,11 +346,12 @@ def _larger(a: Event, b: Event) -> Event:
 
 
 def _made_by(alignment: Alignment) -> dict[tuple[str, int, str], StepOp]:
-    """Return the ops without counterpart by the tensors they made; casts only if no other op made the tensor."""
+    """Return the ops without counterpart by the tensors they made first; casts only if no other op made the tensor."""
     found: dict[tuple[str, int, str], StepOp] = {}
     for side, ops in (("reference", alignment.only_reference), ("candidate", alignment.only_candidate)):
-        for op in sorted(ops, key=is_passing_on, reverse=True):
-            found |= {(side, *tensor_key(output)): op for output in op.outputs}
+        for op in sorted(ops, key=is_passing_on):
+            for output in op.outputs:
+                found.setdefault((side, *tensor_key(output)), op)
     return found
 
 
@@ -332,13 +364,18 @@ def _made_on_both(alignment: Alignment) -> set[tuple[Side, int, str]]:
     return found
 
 
+def _is_named(op: StepOp, found: Divergence) -> bool:
+    event = op.first
+    return (event.phase, event.site, event.op_name) == (found.phase, found.site, found.op)
+
+
 def _excess(distance: Distance, bound: float) -> float:
     if not distance.is_comparable or distance.is_equal or not distance.absolute:
         return 0.0
     return distance.absolute / bound if bound else math.inf
 
 
-def _row(a: Event, b: Event, distance: Distance, *, inherited: float, excess: float) -> ComparedTensor:
+def _row(a: Event, b: Event, distance: Distance, *, inherited: float, excess: float, is_judged: bool) -> ComparedTensor:
     return ComparedTensor(
         step=a.step,
         rank=a.rank,
@@ -355,6 +392,7 @@ def _row(a: Event, b: Event, distance: Distance, *, inherited: float, excess: fl
         relative=distance.relative,
         inherited=inherited,
         excess=excess,
+        is_judged=is_judged,
         reference_absmax=a.absmax,
         candidate_absmax=b.absmax,
     )

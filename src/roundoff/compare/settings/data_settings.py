@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from roundoff.compare.settings.setting_difference import SettingDifference, SettingKind, differing_values
-from roundoff.runs import BatchFacts, EpochDetail, JsonValue, Run, TensorFacts, object_of
+from roundoff.runs import BatchFacts, EpochDetail, EvalInputProbe, JsonValue, Run, TensorFacts, object_of
+from roundoff.runs.records.event import NAMED
 
 _LOADER = {"sampler": 0.6, "replacement": 0.6, "num_samples": 0.8, "batch_size": 0.85, "set_epoch": 0.5, "shuffle": 0.6}
 """The settings of a DataLoader, and how suspicious a difference of it is."""
@@ -21,8 +22,9 @@ def data_differences(reference: Run, candidate: Run) -> list[SettingDifference]:
         {facts.step: facts for facts in run.inputs()} for run in (reference, candidate)
     )
     common = sorted(set(reference_batches) & set(candidate_batches))
+    evaluations = list(_evaluations(reference, candidate))
     if not common:
-        return [*_loaders(reference, candidate), *_recorded_inputs(reference, candidate)]
+        return [*_loaders(reference, candidate), *_recorded_inputs(reference, candidate), *evaluations]
     pairs = [(reference_batches[step], candidate_batches[step]) for step in common]
     return [
         *_loaders(reference, candidate),
@@ -30,7 +32,29 @@ def data_differences(reference: Run, candidate: Run) -> list[SettingDifference]:
         *_shapes(*pairs[0]),
         *_kinds_of_values([first for first, _ in pairs], [second for _, second in pairs]),
         *_order(reference, candidate, pairs),
+        *evaluations,
     ]
+
+
+def _evaluations(reference: Run, candidate: Run) -> Iterator[SettingDifference]:
+    """Yield the first evaluation that is given something else, if both runs describe it."""
+    first, second = (_eval_inputs(run) for run in (reference, candidate))
+    for key in [key for key in first if key in second and first[key] != second[key]][:1]:
+        place, step = key[1], key[0]
+        what = f"what {place} is given in the evaluation after step {step}"
+        yield SettingDifference(what, first[key], second[key], kind=SettingKind.EVALUATION, suspicion=0.8)
+
+
+def _eval_inputs(run: Run) -> dict[tuple[int, str, int], str]:
+    """Describe the inputs of evaluations, by step, place and how often it was evaluated in that step."""
+    found: dict[tuple[int, str, int], str] = {}
+    counts: Counter[tuple[int, str]] = Counter()
+    for probe in run.probes(EvalInputProbe):
+        nth = counts[probe.step, probe.place]
+        counts[probe.step, probe.place] += 1
+        numbers = f"mean {probe.mean:.6g}, std {probe.std:.6g}, from {probe.min:.6g} to {probe.max:.6g}"
+        found[probe.step, probe.place, nth] = f"{'x'.join(map(str, probe.shape))}, {numbers}"
+    return found
 
 
 def _loss(reference: BatchFacts, candidate: BatchFacts) -> Iterator[SettingDifference]:
@@ -167,9 +191,17 @@ def _recorded_inputs(reference: Run, candidate: Run) -> Iterator[SettingDifferen
 
 
 def _inputs_of(run: Run, step: int) -> dict[str, tuple[str, str, int]]:
-    columns = ["site", "nth", "output", "shape", "dtype", "hash", "phase"]
-    rows = run.events(step=step, op="input", rank=0, phase="forward", columns=columns).to_list()
-    return {f"{row['site']}#{row['nth']} {row['output']}": (row["shape"], row["dtype"], row["hash"]) for row in rows}
+    """Return what came from outside: the inputs of models and losses that nothing computed since the first of them."""
+    columns = ["site", "op", "nth", "output", "shape", "dtype", "hash", "phase", "order"]
+    rows = run.events(step=step, rank=0, phase="forward", columns=columns).to_list()
+    first = min((row["order"] for row in rows if row["op"] == "input"), default=0)
+    results = [row for row in rows if row["op"] not in NAMED and row["output"].startswith("output")]
+    computed = {row["hash"] for row in results if row["order"] > first}
+    return {
+        f"{row['site']}#{row['nth']} {row['output']}": (row["shape"], row["dtype"], row["hash"])
+        for row in rows
+        if row["op"] == "input" and row["hash"] not in computed
+    }
 
 
 def _by_place(facts: BatchFacts) -> dict[str, TensorFacts]:

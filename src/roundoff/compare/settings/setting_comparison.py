@@ -20,7 +20,7 @@ def differing_settings(reference: Run, candidate: Run) -> list[SettingDifference
 
     Hyperparameters, the loss, modules and their settings, the recipe, the order of calls, data and its order, start
     values, seeds, ranks, environment, packages, hardware and the command. Names, times and paths are left out. What a
-    run does not contain (a recording has no structure, for example) is not compared.
+    run does not contain is not compared.
     """
     found = [
         *structure_differences(reference, candidate),
@@ -38,6 +38,7 @@ def loop_differences(reference: Run, candidate: Run) -> list[SettingDifference]:
     reference_calls, candidate_calls = reference.calls(), candidate.calls()
     return [
         *_order(reference_calls, candidate_calls),
+        *_modes(reference_calls, candidate_calls),
         *_clipping(reference_calls, candidate_calls),
         *_schedulers(reference_calls, candidate_calls),
         *_learning_rates(
@@ -56,11 +57,24 @@ def _order(reference: list[Call], candidate: list[Call]) -> Iterator[SettingDiff
             return
 
 
-def _by_step(calls: list[Call]) -> dict[int, list[str]]:
+def _modes(reference: list[Call], candidate: list[Call]) -> Iterator[SettingDifference]:
+    """Yield the first step in which only one loop calls eval() after the update: it evaluates in training mode."""
+    first, second = (_by_step(calls, ("step", "eval")) for calls in (reference, candidate))
+    for step in sorted(set(first) & set(second))[:-1]:
+        has_eval = ["eval" in names[names.index("step") :] if "step" in names else None
+                    for names in (first[step], second[step])]  # fmt: skip
+        if None not in has_eval and has_eval[0] != has_eval[1]:
+            modes = ("in eval mode" if is_eval else "without eval()" for is_eval in has_eval)
+            what = f"evaluation after step {step}"
+            yield SettingDifference(what, *modes, kind=SettingKind.EVALUATION, suspicion=0.8)
+            return
+
+
+def _by_step(calls: list[Call], wanted: tuple[str, ...] = _CALLS) -> dict[int, list[str]]:
     """Return the calls of each step in order; repeated calls count once."""
     found: dict[int, list[str]] = {}
     for step, group in itertools.groupby(calls, key=lambda call: call.step):
-        names = [call.call for call in group if call.call in _CALLS and not call.detail_as(SchedulerDetail).initial]
+        names = [call.call for call in group if call.call in wanted and not call.detail_as(SchedulerDetail).initial]
         found.setdefault(step, []).extend(name for name, _ in itertools.groupby(names))
     return found
 
@@ -70,7 +84,7 @@ def _clipping(reference: list[Call], candidate: list[Call]) -> Iterator[SettingD
         next((norm for call in calls if (norm := call.detail_as(ClipDetail).max_norm) is not None), None)
         for calls in (reference, candidate)
     )
-    if first is not None and second is not None and first != second:
+    if first != second:
         yield hyperparameter("max_norm of clipping", first, second)
 
 

@@ -22,6 +22,7 @@ class SettingKind(StrEnum):
     RECIPE = "recipe"
     LOOP = "loop"
     DATA = "data"
+    EVALUATION = "evaluation"
     START_VALUE = "start value"
     SEED = "seed"
     RANKS = "ranks"
@@ -46,6 +47,8 @@ class SettingDifference:
     """From 0 to 1: how likely it is that a different result comes from it."""
     places: tuple[str, ...] = ()
     """The modules or parameters it is about, if any."""
+    about: tuple[str, ...] = ()
+    """The same where the values name them already."""
 
     @property
     def text(self) -> str:

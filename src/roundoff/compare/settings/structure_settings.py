@@ -158,7 +158,9 @@ def _only_in(noun: str, reference: list[str], candidate: list[str]) -> Iterator[
     second = [name for name in candidate if name not in set(reference)]
     if first or second:
         names = (join_names(side, at_most=_MAX_NAMES) or "none" for side in (first, second))
-        yield _of_model(f"{noun} that only one run has", *names, suspicion=0.8)
+        what = f"{noun} that only one run has"
+        kind = SettingKind.MODEL
+        yield SettingDifference(what, *names, kind=kind, suspicion=0.8, about=(*first, *second))
 
 
 def _of_model(
@@ -264,13 +266,13 @@ def _of_start(reference: str, candidate: str, *, suspicion: float, places: tuple
 
 def _starts(run: Run) -> dict[str, _Start]:
     """Return the start values by parameter: as the watch noted them, else from the first recorded step."""
-    for structure in run.structures()[:1]:
-        return {
-            facts.name: _Start(shape=facts.shape, mean=facts.mean, std=facts.std, absmax=facts.absmax)
-            for facts in structure.parameters
-            if facts.name is not None and facts.mean is not None and facts.std is not None and facts.absmax is not None
-        }
-    return _read_recorded_starts(run) if 0 in run.steps else {}
+    noted = {
+        facts.name: _Start(shape=facts.shape, mean=facts.mean, std=facts.std, absmax=facts.absmax)
+        for structure in run.structures()[:1]
+        for facts in structure.parameters
+        if facts.name is not None and facts.mean is not None and facts.std is not None and facts.absmax is not None
+    }
+    return noted or (_read_recorded_starts(run) if 0 in run.steps else {})
 
 
 def _read_recorded_starts(run: Run) -> dict[str, _Start]:

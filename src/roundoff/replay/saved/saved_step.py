@@ -13,9 +13,9 @@ from torch.optim import Optimizer
 from roundoff.errors import ReplayError
 from roundoff.record.accelerator import Generators
 from roundoff.record.loop.sites import named_places
+from roundoff.record.structure import outermost_optimizers, parameters_of
 from roundoff.replay.saved.builder import Built
 from roundoff.replay.saved.tape_json import SavedGenerators, SavedModel, SavedTape
-from roundoff.replay.state import outermost_optimizers, parameters_of
 from roundoff.runs import JsonValue, Origin, Run, TensorFile
 from roundoff.words import join_names, plural
 

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from roundoff.record.accelerator import Generators
 from roundoff.record.loop.sites import Sites, named_places
+from roundoff.record.structure import parameters_of
 from roundoff.record.tensor_bytes import bytes_of, file_dtype
 from roundoff.replay.arguments import Container, ExternalTensor, Live, Result
 from roundoff.replay.saved.saved_step import StateNames, optimizer_prefix
@@ -29,7 +30,7 @@ from roundoff.replay.saved.tape_json import (
     SavedZeroGrad,
     name_of_function,
 )
-from roundoff.replay.state import Training, parameters_of
+from roundoff.replay.state import Training
 from roundoff.replay.step_tape import (
     Ambient,
     BackwardEntry,

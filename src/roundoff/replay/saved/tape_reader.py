@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from roundoff.errors import ReplayError
 from roundoff.precision.optimizer import RecipeOptimizer
+from roundoff.record.structure import parameters_of
 from roundoff.replay.arguments import ExternalTensor, Result
 from roundoff.replay.saved.saved_step import ModulePlace, StateNames
 from roundoff.replay.saved.step_inputs import CLIPS, SCALER_METHODS
@@ -29,7 +30,6 @@ from roundoff.replay.saved.tape_json import (
     SavedZeroGrad,
     function_named,
 )
-from roundoff.replay.state import parameters_of
 from roundoff.replay.step_tape import (
     Ambient,
     BackwardEntry,

@@ -8,22 +8,25 @@ from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING
 
 from roundoff.compare.runs.divergence import ComparedTensor, UnpairedOp
-from roundoff.diagnose.wording import format_distinct, format_of
+from roundoff.diagnose.wording import format_distinct, format_of, format_short
 from roundoff.report.comparisons.comparison_report import ComparisonReport
 from roundoff.report.loss_curve import loss_curve
 from roundoff.report.markup import Html, join_html, tag
 from roundoff.report.page import section
 from roundoff.report.parts import Cell, Facts, Mark, Note, Part, Sentence, TableColumn, TablePart, TableRow, table
 from roundoff.runs import Finding, JsonValue, Severity
-from roundoff.words import join_names
+from roundoff.words import join_names, plural
 
 if TYPE_CHECKING:
+    from roundoff.compare.runs.fp64_errors import ComparedError
     from roundoff.compare.runs.run_comparison import RunComparison
     from roundoff.compare.runs.step_pair import Growth, ParameterMove, StepPairComparison
     from roundoff.compare.settings.setting_difference import SettingDifference
 
 MAX_UNPAIRED = 6
 MAX_TENSOR_ROWS = 2000
+MAX_NEARER = 5
+"""Ops in which one run is nearer to fp64 than the other, the largest gaps first."""
 DIVERGENCE = "first-divergence"
 """The anchor of the first tensor that the finding is about."""
 _WIDTH, _HEIGHT = 960, 160
@@ -87,6 +90,7 @@ class ComparedRuns(ComparisonReport):
             "num_tensors": len(comparison.rows),
             "num_equal": sum(row.is_equal for row in comparison.rows),
             "only_in_one": [asdict(op) for op in comparison.unpaired],
+            "fp64_errors": [{**asdict(error), "nearer": error.nearer} for error in comparison.fp64_errors],
             "rows": [asdict(row) for row in comparison.rows if not row.is_equal],
         }
 
@@ -99,12 +103,36 @@ def run_parts(comparison: RunComparison, finding: Finding | None) -> list[Part]:
         parts = [*_agreement(comparison), Facts([("note", f"the runs differ in {finding.why.splitlines()[0]}")])]
     else:
         parts = _finding_parts(finding)
-    return [*parts, *map(Note, _describe_unpaired(comparison.unpaired))]
+    return [*parts, *_nearer_parts(comparison.fp64_errors), *map(Note, _describe_unpaired(comparison.unpaired))]
+
+
+def _nearer_parts(errors: Sequence[ComparedError]) -> list[Part]:
+    """Say which run is nearer to fp64, and in which ops most."""
+    if not errors:
+        return []
+    sides = [error.nearer for error in errors]
+    counts = f"the reference in {sides.count('reference')}, the candidate in {sides.count('candidate')}"
+    lines = [f"nearer to fp64, of {plural(len(errors), 'op')}: {counts}, alike in {sides.count(None)}"]
+    apart = sorted((error for error in errors if error.nearer), key=_gap, reverse=True)
+    for error in apart[:MAX_NEARER]:
+        ops = error.reference_ops
+        if error.candidate_ops != ops:
+            ops = f"{ops} against {error.candidate_ops}"
+        amounts = f"{error.reference:.2g} against {error.candidate:.2g}"
+        factor = f", {format_short(error.ratio)} times" if math.isfinite(error.ratio) else ""
+        where = f"step {error.step}, {error.phase}"
+        lines.append(f"{error.site} / {ops}, {where}: the {error.nearer} is nearer{factor} ({amounts} of the result)")
+    return [Note(f"{line}.") for line in lines]
+
+
+def _gap(error: ComparedError) -> float:
+    return abs(error.reference - error.candidate)
 
 
 def _finding_parts(finding: Finding) -> list[Part]:
-    title = finding.title[:1].upper() + finding.title[1:] if finding.op is None else finding.title
-    settings = [line for line in _related_settings(finding) if line not in finding.why]
+    is_sentence = finding.op is None or finding.title.startswith("the ")
+    title = finding.title[:1].upper() + finding.title[1:] if is_sentence else finding.title
+    settings = [line for line in _related_settings(finding) if line not in f"{finding.title}\n{finding.why}"]
     also = [("also", f"the runs differ in {setting}") for setting in settings[:2]]
     return [
         Sentence(title, source=finding.source),

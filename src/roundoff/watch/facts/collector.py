@@ -16,6 +16,7 @@ from roundoff.precision.optimizer import RecipeOptimizer
 from roundoff.record.identity import IdentityDict
 from roundoff.record.loop.sites import Sites
 from roundoff.record.process_info import note_environment
+from roundoff.record.structure import OptimizerNames, start_values, structure_of
 from roundoff.replay.arguments import DroppedByScript
 from roundoff.replay.lost_numbers import LostNumbersFinder
 from roundoff.replay.state import Training
@@ -26,7 +27,6 @@ from roundoff.watch.facts.average_twins import AverageTwins
 from roundoff.watch.facts.eval_inputs import EvalInputs
 from roundoff.watch.facts.gradient_rows import GradientRows
 from roundoff.watch.facts.step_batch import BatchSamples, batch_facts_of, criterion_input_facts
-from roundoff.watch.facts.structure import OptimizerNames, start_values, structure_of
 from roundoff.watch.facts.tensor_hashes import RankHashes
 from roundoff.watch.facts.weight_averages import WeightAverages
 from roundoff.watch.journal import is_kept
@@ -205,7 +205,8 @@ class FactCollector:
         for found, size in new:
             self._described[found] = size
         structure = structure_of(
-            self._training,
+            list(self._training.models),
+            self._training.optimizers,
             step=step,
             sites=self._sites,
             reached=[leaf for kept in leaves if (leaf := kept()) is not None],

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from roundoff.kernels.host_copies import Reading
 from roundoff.record.loop.sites import Sites
-from roundoff.replay.state import parameters_of
+from roundoff.record.structure import parameters_of
 from roundoff.runs import GradientRowsProbe, RowsWithoutGradient
 from roundoff.torch_private import has_no_memory
 

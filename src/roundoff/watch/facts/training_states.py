@@ -21,7 +21,8 @@ from roundoff.kernels.summaries import summarize
 from roundoff.record.accelerator import Generators
 from roundoff.record.identity import IdentityDict, IdentitySet, live_instances
 from roundoff.record.loop.calls import learning_rates
-from roundoff.replay.state import Training, outermost_optimizers, parameters_of
+from roundoff.record.structure import outermost_optimizers, parameters_of
+from roundoff.replay.state import Training
 from roundoff.replay.swapping import local_part
 from roundoff.runs import JsonValue, RunWriter, StateFacts, StateGroup
 from roundoff.torch_private import has_no_memory, version_of

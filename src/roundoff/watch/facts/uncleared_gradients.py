@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from roundoff.replay.state import parameters_of
+from roundoff.record.structure import parameters_of
 from roundoff.torch_private import foreach_norm
 
 

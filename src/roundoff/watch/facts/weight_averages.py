@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from roundoff.kernels.compiled import widest_float
 from roundoff.kernels.host_copies import Reading
 from roundoff.record.loop.sites import Sites
-from roundoff.replay.state import Training, parameters_of
+from roundoff.record.structure import parameters_of
+from roundoff.replay.state import Training
 from roundoff.runs import AveragesProbe, WeightCopy
 from roundoff.torch_private import has_no_memory, storage_of
 

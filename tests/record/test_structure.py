@@ -10,17 +10,13 @@ from torch import nn
 
 from roundoff.kernels.host_copies import read_now
 from roundoff.record.loop.sites import Sites
-from roundoff.replay.state import Training
+from roundoff.record.structure import OptimizerNames, start_values, structure_of
 from roundoff.runs import Structure
-from roundoff.watch.facts.structure import OptimizerNames, start_values, structure_of
 
 
 def described(model: nn.Module, *optimizers: torch.optim.Optimizer, **known: Any) -> Structure:
-    training, sites = Training(), Sites()
-    training.add_model(model)
+    sites = Sites()
     sites.add_model(model)
-    for optimizer in optimizers:
-        training.add_optimizer(optimizer)
     given: dict[str, Any] = {
         "reached": (),
         "starts": {},
@@ -29,7 +25,7 @@ def described(model: nn.Module, *optimizers: torch.optim.Optimizer, **known: Any
         "name_of": OptimizerNames().of,
         **known,
     }
-    return read_now(structure_of(training, step=3, sites=sites, **given))
+    return read_now(structure_of([model], optimizers, step=3, sites=sites, **given))
 
 
 def test_optimizers_of_one_class_are_numbered_from_the_second_on() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,14 +13,11 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from roundoff.kernels import row as columns
-from roundoff.kernels.host_copies import Reading
+from roundoff.kernels.host_copies import Reading, read_now
 from roundoff.kernels.summaries import summarize
-from roundoff.precision import to_toml
-from roundoff.precision.optimizer import RecipeOptimizer
 from roundoff.record.identity import IdentityDict
 from roundoff.record.loop.sites import LOOP, Sites, named_places
-from roundoff.replay.state import Training, outermost_optimizers, parameters_of
-from roundoff.runs import JsonValue, ModuleFacts, OptimizerFacts, ParameterFacts, Structure
+from roundoff.runs import JsonValue, ModuleFacts, OptimizerFacts, ParameterFacts, RunWriter, Structure
 from roundoff.torch_private import has_no_memory, storage_of
 
 _MAX_SETTING_ITEMS = 8
@@ -27,10 +25,13 @@ _MAX_SETTING_ITEMS = 8
 _OWN = ("_parameters", "_buffers", "_modules")
 _MAX_DEPTH = 3
 _MAX_ITEMS = 1000
+_MAX_WRITTEN = 8
+"""A loop that makes new models all the time is not described again and again."""
 
 
 def structure_of(
-    training: Training,
+    models: Sequence[nn.Module],
+    optimizers: Iterable[Optimizer],
     *,
     step: int,
     sites: Sites,
@@ -43,7 +44,8 @@ def structure_of(
     """Describe the training.
 
     Args:
-        training: its models and optimizers.
+        models: those of the training.
+        optimizers: those that are known; only those that step or hold parameters of the models are described.
         step: the step that has ended.
         sites: the names of modules and parameters.
         reached: the leaves that backward reached.
@@ -53,33 +55,55 @@ def structure_of(
         name_of: returns the name of an optimizer.
     """
     reached = list(reached)
-    trained = {id(x) for x in reached} | {id(p) for model in training.models for p in model.parameters()}
-    optimizers = [o for o in outermost_optimizers(training.optimizers) if o in stepped or _holds_any(o, trained)]
+    trained = {id(x) for x in reached} | {id(p) for model in models for p in model.parameters()}
+    optimizers = [o for o in outermost_optimizers(optimizers) if o in stepped or _holds_any(o, trained)]
+    modules = _distinct_modules(models)
     names = {id(optimizer): name_of(optimizer) for optimizer in optimizers}
     with torch.no_grad():
-        parameters = [p for model in training.models for p in model.parameters()]
+        parameters = [p for model in models for p in model.parameters()]
         of_optimizers = [p for optimizer in optimizers for p in parameters_of(optimizer)]
-        questions = _questions([*parameters, *of_optimizers, *reached], training.modules())
+        questions = _questions([*parameters, *of_optimizers, *reached], modules)
     answers = {key: bool(answer) for key, answer in zip(questions, (yield list(questions.values())), strict=True)}
     with torch.no_grad():
         return Structure(
             step=step,
-            parameters=tuple(_parameters(training, optimizers, names, sites, reached, starts, answers)),
-            modules=tuple(_modules(training, sites, answers)),
+            parameters=tuple(_parameters(models, optimizers, names, sites, reached, starts, answers)),
+            modules=tuple(_modules(modules, sites, answers)),
             optimizers=tuple(
                 OptimizerFacts(
                     name=names[id(optimizer)],
                     groups=tuple(_group(group) for group in optimizer.param_groups),
                     has_state=id(optimizer) in resumed,
-                    recipe=to_toml(optimizer.recipe) if isinstance(optimizer, RecipeOptimizer) else None,
+                    recipe=getattr(optimizer, "recipe_text", None),
                 )
                 for optimizer in optimizers
             ),
         )
 
 
+def parameters_of(optimizer: Optimizer) -> list[Tensor]:
+    """Return the parameters of an optimizer, group by group."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def outermost_optimizers(optimizers: Iterable[Optimizer]) -> list[Optimizer]:
+    """Return one of the optimizers that share a state: the outermost wrapper of ours, any one of other libraries."""
+    found = list(optimizers)
+    inner = {id(getattr(optimizer, "inner", None)) for optimizer in found}
+    chosen: dict[int, Optimizer] = {}
+    for optimizer in found:
+        if id(optimizer) not in inner:
+            chosen.setdefault(id(optimizer.state), optimizer)
+    return list(chosen.values())
+
+
+def _distinct_modules(models: Iterable[nn.Module]) -> list[nn.Module]:
+    return list({id(module): module for model in models for module in model.modules()}.values())
+
+
 def _stand_ins(optimizer: Optimizer) -> list[tuple[Tensor, Tensor]]:
-    return optimizer.stand_ins if isinstance(optimizer, RecipeOptimizer) else []
+    """Return the pairs (parameter, tensor that is updated instead) of an optimizer with master weights of ours."""
+    return getattr(optimizer, "stand_ins", [])
 
 
 def _holds_any(optimizer: Optimizer, tensors: set[int]) -> bool:
@@ -104,6 +128,52 @@ class OptimizerNames:
         return name
 
 
+class StructureWriter:
+    """Describes a training into a run as its first step ends, and again when models, optimizers or groups were added.
+
+    To be called where no mode of the user's sees it.
+    """
+
+    def __init__(self, writer: RunWriter, sites: Sites) -> None:
+        self._writer = writer
+        self._sites = sites
+        self._optimizers: IdentityDict[Optimizer, OptimizerFacts] = IdentityDict()
+        """Those that have stepped, as they were when they first did: a scheduler changes them before the step ends."""
+        self._name_of = OptimizerNames().of
+        self._num_parts = 0
+        self._num_written = 0
+
+    def stepping(self, optimizer: Optimizer) -> None:
+        """Note that an optimizer steps."""
+        if self._optimizers.get(optimizer) is None:
+            groups = tuple(_group(group) for group in optimizer.param_groups)
+            facts = OptimizerFacts(name=self._name_of(optimizer), groups=groups, has_state=bool(optimizer.state))
+            self._optimizers[optimizer] = facts
+
+    def step_ended(self, step: int, leaves: Iterable[Tensor]) -> None:
+        """Describe the training, if there is something new; `leaves` are what backward reached."""
+        models, optimizers = self._sites.models, list(self._optimizers)
+        num_parts = len(models) + sum(len(optimizer.param_groups) for optimizer in optimizers)
+        if not optimizers or num_parts <= self._num_parts or self._num_written >= _MAX_WRITTEN:
+            return
+        self._num_parts, self._num_written = num_parts, self._num_written + 1
+        reading = structure_of(
+            models,
+            optimizers,
+            step=step,
+            sites=self._sites,
+            reached=leaves,
+            starts={},
+            resumed=set(),
+            stepped=self._optimizers,
+            name_of=self._name_of,
+        )
+        found = read_now(reading)
+        first = {facts.name: facts for optimizer in optimizers if (facts := self._optimizers.get(optimizer))}
+        as_stepped = tuple(replace(first[facts.name], recipe=facts.recipe) for facts in found.optimizers)
+        self._writer.write(replace(found, optimizers=as_stepped))
+
+
 def start_values(tensors: Iterable[Tensor]) -> dict[int, tuple[float, float, float]]:
     """Return mean, std and absmax of each tensor, by id; one pass over their memory."""
     found: dict[int, tuple[float, float, float]] = {}
@@ -117,7 +187,7 @@ def start_values(tensors: Iterable[Tensor]) -> dict[int, tuple[float, float, flo
 
 
 def _parameters(
-    training: Training,
+    models: Sequence[nn.Module],
     optimizers: list[Optimizer],
     names: dict[int, str],
     sites: Sites,
@@ -136,8 +206,8 @@ def _parameters(
     is_reached = set(map(id, reached))
     memory: dict[tuple[int, int], str] = {}
     seen: set[int] = set()
-    attributes = held_by_attributes(training.models)
-    of_models = [p for model in training.models for p in model.parameters()]
+    attributes = held_by_attributes(models)
+    of_models = [p for model in models for p in model.parameters()]
     of_optimizers = [p for o in optimizers for p in parameters_of(o) if id(p) not in stand_ins]
     for parameter in (*of_models, *of_optimizers, *reached):
         if id(parameter) in seen or is_lazy(parameter):
@@ -202,8 +272,8 @@ def _is_plain(x: Tensor) -> bool:
     return type(x.data) in (Tensor, nn.Parameter) and not x.is_meta and not has_no_memory(x)
 
 
-def _modules(training: Training, sites: Sites, answers: dict[int, bool]) -> Iterable[ModuleFacts]:
-    for module in training.modules():
+def _modules(modules: Iterable[nn.Module], sites: Sites, answers: dict[int, bool]) -> Iterable[ModuleFacts]:
+    for module in modules:
         site = sites.names[sites.of_module(module, 0)]
         yield ModuleFacts(
             site=site,

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from roundoff.watch.facts.structure import held_by_attributes
+from roundoff.record.structure import held_by_attributes
 
 
 def test_names_layers_in_lists_and_tensors_in_dicts() -> None:
