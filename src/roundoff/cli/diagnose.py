@@ -27,6 +27,7 @@ class DiagnoseOptions:
     path: Path
     against: Path | None
     explain: bool
+    finding: str | None
     sarif: Path | None
     junit: Path | None
     as_json: bool
@@ -37,6 +38,7 @@ class DiagnoseOptions:
 @click.argument("path", metavar="RUN", type=PATH)
 @click.option("--against", metavar="REF", type=PATH, help="Also compare it with this run.")
 @click.option("--explain", is_flag=True, help="Also list what each rule answered: found, fine, or nothing to look at.")
+@click.option("--finding", metavar="ID", help="Only explain this finding in full, by its id or code.")
 @click.option("--sarif", metavar="FILE", type=PATH, help="Also write the findings as SARIF 2.1.0, for code hosts.")
 @click.option("--junit", metavar="FILE", type=PATH, help="Also write what each rule answered as JUnit XML, for CI.")
 @json_option("Print the findings as JSON.")
@@ -50,6 +52,7 @@ def diagnose_command(options: DiagnoseOptions) -> None:
     """
     from roundoff.diagnose import diagnose_and_save
     from roundoff.report import answers_text, verdict_text
+    from roundoff.report.explanation import explain_finding, explanation_text
     from roundoff.runs import Answer, Run, to_json
 
     run = Run.open(options.path)
@@ -57,7 +60,10 @@ def diagnose_command(options: DiagnoseOptions) -> None:
     with waiting("diagnosing"):
         diagnosis = diagnose_and_save(run, reference=reference)
     _write_files(run, diagnosis, options)
-    if options.as_json:
+    if options.finding is not None:
+        explained = explain_finding(diagnosis.findings, options.finding)
+        echo(to_json(explained.to_object(), indent=1) if options.as_json else explanation_text(explained))
+    elif options.as_json:
         findings = [finding.to_object() for finding in diagnosis.findings]
         answers = [answer.to_object() for answer in diagnosis.answers]
         fine = [answer.checks for answer in diagnosis.answers if answer.answer is Answer.FINE]

@@ -51,18 +51,24 @@ def _code(finding: Finding) -> JsonValue:
 def _quote(run: Run, source: str) -> JsonValue:
     """Return the lines around a source line; None if its file is not there, or has changed since the run began."""
     name, _, number = source.rpartition(":")
-    if not number.isdecimal():
+    lines = read_user_code(run, name) if number.isdecimal() else None
+    if lines is None:
         return None
+    around = range(max(int(number) - _LINES_AROUND, 1), min(int(number) + _LINES_AROUND, len(lines)) + 1)
+    full = [each for each in around if lines[each - 1].strip()]
+    if int(number) not in full:
+        return None
+    shown = lines[full[0] - 1 : full[-1]]  # without empty lines at the ends
+    return {"code": [line.rstrip()[:_MAX_COLUMNS] for line in shown], "from_line": full[0]}
+
+
+def read_user_code(run: Run, name: str) -> list[str] | None:
+    """Return the lines of a file of the script; None if it is not there, or has changed since the run began."""
     for path in _candidates(run, name):
         with contextlib.suppress(OSError, ValueError):
             if path.stat().st_mtime > datetime.fromisoformat(run.info.started).timestamp():
                 return None
-            lines = read_bytes(path, max_bytes=_MAX_FILE_BYTES).decode(errors="replace").splitlines()
-            around = range(max(int(number) - _LINES_AROUND, 1), min(int(number) + _LINES_AROUND, len(lines)) + 1)
-            full = [each for each in around if lines[each - 1].strip()]
-            if int(number) in full:
-                shown = lines[full[0] - 1 : full[-1]]  # without empty lines at the ends
-                return {"code": [line.rstrip()[:_MAX_COLUMNS] for line in shown], "from_line": full[0]}
+            return read_bytes(path, max_bytes=_MAX_FILE_BYTES).decode(errors="replace").splitlines()
     return None
 
 

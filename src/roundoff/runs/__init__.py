@@ -43,7 +43,7 @@ from roundoff.runs.records.call import (
 )
 from roundoff.runs.records.event import Event, EventKey, shape_from_text, shape_to_text
 from roundoff.runs.records.failure import Failure, Gap, append_gap, failures_line
-from roundoff.runs.records.finding import RULE_FAILED, Answer, Finding, RuleAnswer, Severity, order_findings
+from roundoff.runs.records.finding import RULE_FAILED, Answer, Edit, Finding, RuleAnswer, Severity, order_findings
 from roundoff.runs.records.info import Ending, RunInfo, script_words, sketches_line_up
 from roundoff.runs.records.metrics import (
     Anomaly,
@@ -128,6 +128,7 @@ __all__ = [
     "ConfusedAxes",
     "CriterionCall",
     "DirectionProbe",
+    "Edit",
     "Ending",
     "EpochDetail",
     "EvalInputProbe",
