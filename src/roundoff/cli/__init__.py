@@ -38,6 +38,7 @@ COMMANDS = {
     "runs": "List runs and show their recorded steps.",
     "recipes": "List the training recipes and when to use which.",
     "formats": "Show which numbers a format can represent.",
+    "schema": "Print the JSON schema of what a command prints with --json.",
     "docs": "Print a page of the documentation.",
     "doctor": "Check this installation and report what is missing.",
 }

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from roundoff.cli.json_output import echo_json
 from roundoff.cli.options import PATH, exit_zero_option, fills, json_option
 from roundoff.cli.terminal import columns, echo, exit_code_of
 from roundoff.errors import CompareError, UsageError
@@ -138,14 +139,12 @@ def compare_command(options: CompareOptions) -> None:
 
 def _show(comparison: ComparisonReport, options: CompareOptions) -> None:
     """Write the files that were requested, and print the answer."""
-    from roundoff.runs import to_json
-
     if options.csv is not None:
         _write_csv(options.csv, comparison.csv_rows())
     if options.html is not None:
         _write_output(options.html, comparison.page())
     if options.as_json:
-        echo(to_json(comparison.to_object(), indent=1))
+        echo_json("compare", comparison.to_object(), indent=1)
     else:
         echo(comparison.text(table=options.table, width=columns()))
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from roundoff.cli.json_output import echo_json
 from roundoff.cli.options import PATH, exit_zero_option, fills, json_option
 from roundoff.cli.terminal import ExitCode, columns, echo
 from roundoff.errors import UsageError
@@ -53,7 +54,7 @@ def diagnose_command(options: DiagnoseOptions) -> None:
     from roundoff.diagnose import diagnose_and_save
     from roundoff.report import answers_text, verdict_text
     from roundoff.report.explanation import explain_finding, explanation_text
-    from roundoff.runs import Answer, Run, to_json
+    from roundoff.runs import Answer, Run
 
     run = Run.open(options.path)
     reference = Run.open(options.against) if options.against is not None else None
@@ -62,7 +63,10 @@ def diagnose_command(options: DiagnoseOptions) -> None:
     _write_files(run, diagnosis, options)
     if options.finding is not None:
         explained = explain_finding(diagnosis.findings, options.finding)
-        echo(to_json(explained.to_object(), indent=1) if options.as_json else explanation_text(explained))
+        if options.as_json:
+            echo_json("diagnose-finding", explained.to_object(), indent=1)
+        else:
+            echo(explanation_text(explained))
     elif options.as_json:
         findings = [finding.to_object() for finding in diagnosis.findings]
         answers = [answer.to_object() for answer in diagnosis.answers]
@@ -74,7 +78,7 @@ def diagnose_command(options: DiagnoseOptions) -> None:
             "checked": [*fine],
             "answers": [*answers],
         }
-        echo(to_json(answer, indent=1))
+        echo_json("diagnose", answer, indent=1)
     else:
         echo(verdict_text(run, diagnosis, width=columns()))
         if options.explain:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from roundoff.cli.json_output import echo_json
 from roundoff.cli.options import json_option
 from roundoff.cli.terminal import columns, echo, exit_code_of, without_torch
 from roundoff.words import plural, wrap
@@ -273,13 +274,11 @@ def doctor_command(ctx: click.Context, self_test: bool, as_json: bool) -> None:
     if self_test and importlib.util.find_spec("torch") is None:
         raise without_torch("`roundoff doctor --self-test`")
     health = examine(self_test=self_test)
-    echo(to_json(health) if as_json else to_text(health))
+    if as_json:
+        echo_json("doctor", {"ok": not health.problems, **dataclasses.asdict(health)}, indent=1)
+    else:
+        echo(to_text(health))
     ctx.exit(exit_code_of(bool(health.problems)))
-
-
-def to_json(health: Health) -> str:
-    """Format the findings as one JSON object, with `ok` first."""
-    return json.dumps({"ok": not health.problems, **dataclasses.asdict(health)}, indent=1)
 
 
 def to_text(health: Health) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from roundoff.cli.json_output import echo_json
 from roundoff.cli.options import json_option
 from roundoff.cli.terminal import echo
 from roundoff.errors import UsageError
@@ -66,7 +66,10 @@ def formats_command(number: str | None, names: tuple[str, ...], as_json: bool) -
     else:
         effects = [(fmt.name, effect_of(value, fmt)) for fmt in formats]
         objects, rows = _effect_objects(effects), _effect_rows(effects)
-    echo(json.dumps(objects, indent=1, allow_nan=False) if as_json else _table(rows))
+    if as_json:
+        echo_json("formats", objects, indent=1)
+    else:
+        echo(_table(rows))
 
 
 def _number_in(text: str) -> float:

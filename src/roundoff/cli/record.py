@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from roundoff.cli.json_output import echo_json
 from roundoff.cli.options import (
     SelectionOptions,
     fills,
@@ -137,10 +137,8 @@ def _report(session: Recording, folder: Path, seconds: float, *, as_json: bool) 
     if rank() != 0:
         return
     if as_json:
-        echo(json.dumps({
-            "run": str(folder), "steps": session.num_recorded, "events": session.num_events,
-            "complaints": session.complaints,
-        }))  # fmt: skip
+        facts = {"steps": session.num_recorded, "events": session.num_events, "complaints": session.complaints}
+        echo_json("record", {"run": str(folder), **facts})
         return
     steps = plural(session.num_recorded, "step")
     echo(f"recorded {steps}, {session.num_events} events in {seconds:.1f} s to {folder}", err=True)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+from roundoff.cli.json_output import echo_json
 from roundoff.cli.options import (
     PATH,
     Bytes,
@@ -321,7 +322,7 @@ def _diagnose(
     """
     from roundoff.diagnose import diagnose_and_save
     from roundoff.report import verdict_text
-    from roundoff.runs import Run, to_json
+    from roundoff.runs import Run
 
     try:
         run = Run.open(folder)
@@ -333,7 +334,7 @@ def _diagnose(
             facts = {"steps": watch.num_steps, "seconds": watch.seconds, "cost": watch.cost}
         if as_json:
             findings = [finding.to_object() for finding in diagnosis.findings]
-            echo(to_json({"run": str(folder), **facts, **diagnosis.coverage.to_object(), "findings": findings}))
+            echo_json("run", {"run": str(folder), **facts, **diagnosis.coverage.to_object(), "findings": findings})
         else:
             draws = can_draw(sys.stderr)
             echo(verdict_text(run, diagnosis, watched=watched, width=columns(), draws=draws), err=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
+from roundoff.cli.json_output import echo_json
 from roundoff.cli.options import PATH, backend_options, fills, json_option, name_option, runs_option
 from roundoff.cli.terminal import columns, echo, exit_code_of
 from roundoff.errors import UsageError
@@ -119,7 +120,6 @@ def _print_answer(
     """Print the rows and where the page is, and end with the exit code."""
     from roundoff.experiments.sweep.sweep_folder import SweepFolder
     from roundoff.experiments.sweep.sweep_rows import TEXT_COLUMNS, rows_csv, rows_table, summarize_rows
-    from roundoff.runs import to_json
 
     if options.csv_file is not None:
         try:
@@ -127,7 +127,7 @@ def _print_answer(
         except OSError as error:
             raise UsageError.explain(f"'{options.csv_file}' cannot be written.", why=f"{error.strerror}.") from error
     if options.as_json:
-        echo(to_json([row.to_object() for row in rows], indent=1))
+        echo_json("sweep", [row.to_object() for row in rows], indent=1)
     else:
         table = text_table(rows_table(rows, axes), left={*axes, *TEXT_COLUMNS}, ruled=sys.stdout.isatty())
         echo(f"{table}\n\n{summarize_rows(rows, num_planned=num_planned)}")
