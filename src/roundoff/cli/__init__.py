@@ -24,6 +24,7 @@ COMMANDS = {
     "compare": "Find where a run, checkpoint or curve first differs from its reference.",
     "report": "Write a report about a run as one HTML file.",
     "serve": "Show a directory of runs in the browser, live.",
+    "mcp": "Serve runs to an agent over the Model Context Protocol.",
     "params": "List the tensors of a model or of a checkpoint of any framework.",
     "convert": "Convert a checkpoint from one framework to another.",
     "replay": "Run a saved bad step again, or export the op that failed.",
@@ -39,6 +40,7 @@ COMMANDS = {
     "recipes": "List the training recipes and when to use which.",
     "formats": "Show which numbers a format can represent.",
     "schema": "Print the JSON schema of what a command prints with --json.",
+    "skill": "Print or install SKILL.md, for agents.",
     "docs": "Print a page of the documentation.",
     "doctor": "Check this installation and report what is missing.",
 }
