@@ -34,12 +34,18 @@ def checking_json(invoke: Callable[..., Result]) -> Callable[..., Result]:
     def checked(self: CliRunner, cli: Any, args: Sequence[str] | str | None = None, **options: Any) -> Result:
         result = invoke(self, cli, args, **options)
         words = [str(word) for word in args] if isinstance(args, Sequence) and not isinstance(args, str) else []
-        if "--json" in words and result.exit_code in (0, 1) and result.stdout.lstrip().startswith(("{", "[")):
-            printed = json.loads(result.stdout)
+        if "--json" in words and result.exit_code in (0, 1) and (text := _json_in(result.stdout)):
+            printed = json.loads(text)
             check_json(_name(words, printed), printed)
         return result
 
     return checked
+
+
+def _json_in(stdout: str) -> str | None:
+    """Return what a command printed as JSON: all of it, or the last line where a script printed before."""
+    last = stdout.rstrip().rpartition("\n")[2]
+    return next((text for text in (stdout.strip(), last) if text.startswith(("{", "["))), None)
 
 
 def _name(words: Sequence[str], printed: Any) -> str:

@@ -58,6 +58,11 @@ def test_says_which_line_to_change_and_how(
     assert edits_of(tmp_path, rule) == [expected]
 
 
+def test_the_number_of_batches_comes_from_the_evidence(tmp_path: Path):
+    (edit,) = edits_of(tmp_path, "accumulation-not-averaged", evidence=({"num_backwards": 8, "factor": 1.0},))
+    assert (edit.old, edit.new) == ("loss.backward()", "(loss / 8).backward()")
+
+
 def test_moving_a_line_is_removing_and_inserting_it(tmp_path: Path):
     script = LOOP.replace("    loss.backward()\n", "").replace(
         "optimizer.step()", "loss.backward()\n    optimizer.step()"

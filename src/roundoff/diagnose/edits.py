@@ -194,7 +194,7 @@ def _divide_loss(finding: Finding, code: ScriptCode) -> list[Edit]:
     backward = code.only_call("backward")
     if backward is None or not isinstance(backward.func, ast.Attribute):
         return []
-    counts = [item.get("backwards") for item in finding.evidence if isinstance(item, dict)]
+    counts = [item.get("num_backwards") for item in finding.evidence if isinstance(item, dict)]
     count = next((count for count in counts if isinstance(count, int) and count > 1), None)
     loss = backward.func.value
     if count is None or not isinstance(loss, ast.Name):
