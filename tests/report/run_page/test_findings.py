@@ -73,7 +73,7 @@ def test_hostile_words_stay_text(run: CachedRun):
         source=HOSTILE, evidence=({HOSTILE: HOSTILE},),
     )  # fmt: skip
     body = verdict_section(RunView(run=run, findings=[hostile])).body
-    assert body.count("alert(1)") == 8
+    assert body.count("alert(1)") == 9
     assert "<script" not in body
 
 
