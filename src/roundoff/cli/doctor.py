@@ -54,6 +54,7 @@ FEATURES = (
     Feature(name="pictures from a folder", packages=("PIL",), fix="pip install 'roundoff[images]'"),
     Feature(name="the documentation as pages", packages=("mkdocs", "material"), fix="pip install 'roundoff[docs]'"),
     Feature(name="runs live in a browser", packages=("starlette", "uvicorn"), fix="pip install 'roundoff[serve]'"),
+    Feature(name="runs for agents", packages=("mcp", "starlette"), fix="pip install 'roundoff[mcp]'"),
     Feature(name="TensorBoard logs", packages=("tensorboard",), fix="pip install 'roundoff[tensorboard]'"),
     Feature(name="native stacks of a crash or hang", programs=("gdb",), fix="apt install gdb"),
     Feature(name="memory checks of the compiled kernels", programs=("valgrind",), fix="apt install valgrind"),
