@@ -17,6 +17,7 @@ from roundoff.words import text_table
 
 if TYPE_CHECKING:
     from roundoff.formats import Format, RoundingEffect
+    from roundoff.runs import JsonValue
 
 Row = tuple[str, ...]
 
@@ -91,7 +92,7 @@ def _format_rows(formats: Sequence[Format]) -> list[Row]:
     return rows
 
 
-def _format_objects(formats: Sequence[Format]) -> list[dict[str, object]]:
+def _format_objects(formats: Sequence[Format]) -> list[dict[str, JsonValue]]:
     return [
         {"format": fmt.name, **{key: getattr(fmt, key) for key in _FORMAT_COLUMNS}, "overflow": fmt.overflow}
         for fmt in formats
@@ -106,7 +107,7 @@ def _effect_rows(effects: Sequence[tuple[str, RoundingEffect]]) -> list[Row]:
     return [("format", "value", "relative error", "what happens"), *rows]
 
 
-def _effect_objects(effects: Sequence[tuple[str, RoundingEffect]]) -> list[dict[str, object]]:
+def _effect_objects(effects: Sequence[tuple[str, RoundingEffect]]) -> list[dict[str, JsonValue]]:
     return [
         {
             "format": name,

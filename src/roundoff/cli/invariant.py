@@ -86,8 +86,7 @@ def invariant_command(options: InvariantOptions) -> None:
         raise UsageError.explain(f"Step {options.step} cannot be played in another batch.", why=why)
     if options.as_json:
         batches = [batch.to_object() for batch in found.batches]
-        facts = {"step": options.step, "sample": found.sample, "size": found.size, "batches": batches}
-        echo_json("invariant", facts)
+        echo_json("invariant", {"step": options.step, "sample": found.sample, "size": found.size, "batches": batches})
     else:
         echo(_text(options, found))
     sys.exit(exit_code_of(any(batch.ops for batch in found.batches)))

@@ -29,6 +29,7 @@ from roundoff.words import plural
 if TYPE_CHECKING:
     from roundoff.record import Recording
     from roundoff.record.script import Script
+    from roundoff.runs import JsonValue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +138,11 @@ def _report(session: Recording, folder: Path, seconds: float, *, as_json: bool) 
     if rank() != 0:
         return
     if as_json:
-        facts = {"steps": session.num_recorded, "events": session.num_events, "complaints": session.complaints}
+        facts: dict[str, JsonValue] = {
+            "steps": session.num_recorded,
+            "events": session.num_events,
+            "complaints": session.complaints,
+        }
         echo_json("record", {"run": str(folder), **facts})
         return
     steps = plural(session.num_recorded, "step")

@@ -47,6 +47,7 @@ def serve_command(folder: Path, host: str, port: int, token: str | None, as_json
     if not folder.is_dir():
         what = "is no folder" if folder.exists() else "does not exist"
         raise ServeError.explain(f"'{folder}' {what}.", fix="name the folder that holds your runs.")
+    from roundoff.runs import JsonValue
     from roundoff.serve.app import App
     from roundoff.serve.guard import AccessPolicy, host_names
     from roundoff.serve.runs_folder import RunsFolder
@@ -63,7 +64,7 @@ def serve_command(folder: Path, host: str, port: int, token: str | None, as_json
         num_runs = app.prepare()
         address = address_of(listening) + (f"?token={required_token}" if required_token else "")
         if as_json:
-            facts = {
+            facts: dict[str, JsonValue] = {
                 "address": address,
                 "port": number,
                 "token": required_token,

@@ -92,8 +92,8 @@ def what_if_command(options: WhatIfOptions) -> None:
         found: list[JsonValue] = [
             {"change": each.text, "is_good": each.is_good, "losses": list(each.losses)} for each in played
         ]
-        facts = {"run": str(options.path), "step": step, "repeat": options.repeat, "played": found}
-        echo_json("what-if", facts, indent=1)
+        about: dict[str, JsonValue] = {"run": str(options.path), "step": step, "repeat": options.repeat}
+        echo_json("what-if", {**about, "played": found}, indent=1)
     else:
         echo(what_if_text(played, step=step, repeat=options.repeat))
     sys.exit(exit_code_of(not any(each.is_good for each in played[1:])))
