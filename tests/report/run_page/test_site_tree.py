@@ -84,5 +84,5 @@ def test_against_a_reference_a_site_says_how_far_it_is_off(tmp_path: Path):
 
 def test_a_site_that_a_finding_names_is_marked_with_it(view: RunView):
     body = body_of(view)
-    assert '<b class="severity error">overflow</b>' in row_of(body, "body")
-    assert "<b" not in row_of(body, "head")
+    assert '<em class="severity error">overflow</em>' in row_of(body, "body")
+    assert "<em" not in row_of(body, "head")

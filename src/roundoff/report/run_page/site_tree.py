@@ -113,7 +113,7 @@ def _node(
 
 def _row(node: SiteNode, excess: Mapping[str, float] | None, finding: Finding | None, *, depth: int) -> Html:
     total = node.total
-    badge = [] if finding is None else [" ", tag("b", finding.rule, class_=f"severity {finding.severity}")]
+    badge = [] if finding is None else [" ", tag("em", finding.rule, class_=f"severity {finding.severity}")]
     name = tag("span", node.name, *badge, class_="site-name", title=node.site, style=f"--depth:{depth}")
     beyond = [_share(total.share_beyond(each)) for each in NARROW]
     return tag(
