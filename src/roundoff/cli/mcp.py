@@ -6,7 +6,7 @@ import importlib.util
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -237,23 +237,20 @@ def bounded(value: Mapping[str, JsonValue], *, most: int = MAX_LETTERS) -> dict[
         if len(text) <= most:
             break
         left_off: dict[str, int] = {}
-        cut = _cut(json.loads(to_json(value)), length, lambda name, more, found=left_off: _count(found, name, more), "")
+        cut = _cut(json.loads(to_json(value)), length, left_off, "")
         whole = {**cut, "left_off": left_off}
         text = json.dumps(cut)
     return whole
 
 
-def _count(found: dict[str, int], name: str, more: int) -> None:
-    found[name] = found.get(name, 0) + more
-
-
-def _cut(value: Any, length: int, on_cut: Callable[[str, int], None], name: str) -> Any:
+def _cut(value: Any, length: int, left_off: dict[str, int], name: str) -> Any:
+    """Return a value whose lists have at most this many items, and count what is cut by the name of the list."""
     if isinstance(value, dict):
-        return {key: _cut(each, length, on_cut, key) for key, each in value.items()}
+        return {key: _cut(each, length, left_off, key) for key, each in value.items()}
     if isinstance(value, list):
         if len(value) > length:
-            on_cut(name, len(value) - length)
-        return [_cut(each, length, on_cut, name) for each in value[:length]]
+            left_off[name] = left_off.get(name, 0) + len(value) - length
+        return [_cut(each, length, left_off, name) for each in value[:length]]
     return value
 
 
