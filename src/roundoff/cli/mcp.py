@@ -226,7 +226,7 @@ class RunTools:
 def bounded(value: Mapping[str, JsonValue], *, most: int = MAX_LETTERS) -> dict[str, Any]:
     """Return a result as plain JSON values; where it is too long, lists are cut, and `left_off` says how much.
 
-    >>> bounded({"rows": list(range(9)), "loss": float("nan")}, most=30)
+    >>> bounded({"rows": list(range(9)), "loss": float("nan")}, most=45)
     {'rows': [0, 1, 2, 3, 4], 'loss': 'nan', 'left_off': {'rows': 4}}
     """
     from roundoff.runs import to_json
