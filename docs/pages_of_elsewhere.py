@@ -13,6 +13,7 @@ from mkdocs.structure.files import File
 
 from docs.api_pages import link_modules, page_of_module, public_modules
 from docs.rule_pages import CODES, fill_in_questions, index_of_codes, page_of_code
+from roundoff.cli.docs import llms_text, pages
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -37,6 +38,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, f"rules/{name}.md", content=page_of_code(name)))
     for module in public_modules():
         files.append(File.generated(config, f"api/{module}.md", content=page_of_module(module)))
+    files.append(File.generated(config, "llms.txt", content=llms_text(pages(), link=lambda name: f"{name}.html")))
     examples = [path for path in sorted((ROOT / "examples").rglob("*")) if path.suffix in (".md", ".py", ".toml")]
     for path in [*(ROOT / name for name in (*NEXT_TO_README, ZOO)), *examples]:
         name = path.relative_to(ROOT).as_posix()

@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from tests.json_schemas import checking_json
 from tests.watch.script_server import ScriptServer
 
 _TESTS = Path(__file__).parent
@@ -67,6 +69,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def texts_as_wide_as_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget the width that a library may have left in the environment: what commands print would be broken at it."""
     monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@pytest.fixture(autouse=True)
+def commands_keep_to_their_schemas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check all JSON that a test gets from a command against the schema that `roundoff schema` prints."""
+    monkeypatch.setattr(CliRunner, "invoke", checking_json(CliRunner.invoke))
 
 
 @pytest.fixture(scope="session")

@@ -153,12 +153,24 @@ def test_two_runs_that_are_picked_by_key_are_compared(open_page: OpenPage) -> No
     expect(inside(page).locator("h1")).to_have_text("reference against candidate")
 
 
-def test_a_third_pick_takes_the_place_of_the_second(open_page: OpenPage) -> None:
+def test_more_than_two_runs_are_overlaid_searched_grouped_and_smoothed(open_page: OpenPage) -> None:
     page = open_page("/")
-    for name in ("reference", "candidate", "tensors"):
+    for name in ("reference", "candidate", HOSTILE_NAME):
         page.get_by_label(f"pick {name}").check()
-    expect(page.locator("#picked")).to_have_text("tensors against reference")
-    expect(page.get_by_label("pick candidate")).not_to_be_checked()
+    expect(page.locator("#picked")).to_have_text("3 runs to overlay")
+    expect(page.get_by_role("button", name="Compare")).to_be_disabled()
+    page.get_by_role("button", name="Overlay").click()
+    page.wait_for_url("**/overlay?run=reference&run=candidate&run=*")
+    page.locator("#overlay .main-svg").first.wait_for()
+    expect(page.locator("#overlay .scatterlayer .trace")).to_have_count(3)
+    page.locator("#search").fill("bf16")
+    expect(page.locator("#count")).to_have_text("1 of 3 runs")
+    expect(page.locator("#shown li:visible")).to_have_text([HOSTILE_NAME])
+    page.locator("#search").fill("")
+    page.locator("#group").select_option("recipe")
+    expect(page.locator("#overlay .legendtext")).to_have_text(["no recipe", "bf16"])
+    page.locator("#smooth").fill("90")
+    expect(page.locator("#overlay .scatterlayer .trace")).to_have_count(3)
 
 
 def test_a_verdict_in_the_list_leads_to_the_page_of_its_run_and_back(open_page: OpenPage) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -19,7 +20,8 @@ from roundoff.cli import command_line
 from roundoff.cli import demo as demo_process
 from roundoff.cli.demo import STORY, Chapter, DemoPlayer, DemoResult, DemoTraining, demo_result_text
 from roundoff.errors import DemoError
-from roundoff.runs import Finding, Severity
+from roundoff.runs import Finding, Severity, to_json
+from tests.json_schemas import check_json
 
 QUICK = Chapter(title="Which version is it?", words=("--version",), ends_with=0, seconds=1.0)
 
@@ -163,6 +165,10 @@ def test_the_accuracies_stand_side_by_side_under_the_verdict(
         "half            10.0 %  █xx  NaN from step 1 on",
         "planned.toml    96.5 %  █▅▁  2.00 to 0.000",
     ]
+
+
+def test_its_json_is_what_the_schema_says(outcome: DemoResult) -> None:
+    check_json("demo", {"schema": "roundoff/demo/1", **json.loads(to_json(outcome.to_object()))})
 
 
 def test_curves_are_left_out_where_the_terminal_cannot_show_them(outcome: DemoResult) -> None:

@@ -99,6 +99,7 @@ def test_json_is_the_last_line_of_stdout():
     *script, last = result.stdout.splitlines()
     assert len(script) == 3
     assert json.loads(last) == {
+        "schema": "roundoff/record/1",
         "run": "runs/train-1", "steps": 2, "events": Run.open("runs/train-1").events().num_rows, "complaints": [],
     }  # fmt: skip
     assert result.stderr == ""

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from roundoff.runs import Run
+from tests.json_schemas import check_json
 from tests.watch.script_server import Ended, ScriptServer
 
 TRAIN = """
@@ -79,6 +80,7 @@ def test_a_script_without_a_training_is_not_called_fine(run) -> None:
     ended = run("--json", text="print('hello')")
     assert ended.code == 0
     answer = json.loads(ended.stdout.splitlines()[-1])
+    check_json("run", answer)
     assert (answer["watched"], answer["findings"]) == ("nothing", [])
     assert answer["not_watched"] == ["no training step was seen in this process"]
     ended = run("--runs", "more", "--fail-on", "error", text="print('hello')")

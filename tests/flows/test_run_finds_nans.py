@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from roundoff.runs import Run
+from tests.json_schemas import check_json
 from tests.watch.script_server import ScriptServer
 
 SCRIPTS = Path(__file__).parent / "nans"
@@ -31,7 +32,9 @@ PLANTED = {
 def test_names_rule_step_site_op_and_line(name: str, server: ScriptServer, tmp_path: Path) -> None:
     script = SCRIPTS / f"{name}.py"
     ended = server.run([script], folder=tmp_path, watched=["--name", "run", "--json"])
-    verdict = json.loads(ended.stdout.splitlines()[-1])["findings"][0]
+    answer = json.loads(ended.stdout.splitlines()[-1])
+    check_json("run", answer)
+    verdict = answer["findings"][0]
 
     assert ended.code == 0
     assert (verdict["rule"], verdict["step"], verdict["phase"], verdict["site"], verdict["op"]) == PLANTED[name]

@@ -12,6 +12,7 @@ import pytest
 from roundoff.runs import Ending, RunInfo, RunWriter
 from roundoff.runs.records.info import write_info
 from roundoff.serve import run_rows
+from roundoff.serve.http import Refusal
 from roundoff.serve.run_rows import RunRow, RunRows
 from roundoff.serve.runs_folder import RunsFolder
 from tests.report.sample_runs import write_metrics_run
@@ -34,6 +35,19 @@ def test_the_youngest_run_comes_first_and_a_damaged_one_last(rows: RunRows, tmp_
     (tmp_path / "0").mkdir()
     (tmp_path / "0" / "run.json").touch()
     assert [row.name for row in rows.rows()] == ["b", "c", "a", "0"]
+
+
+def test_runs_inside_an_experiment_are_listed_with_its_name_and_nothing_outside_is(
+    rows: RunRows, tmp_path: Path
+) -> None:
+    write_metrics_run(tmp_path / "plan-1" / "trials" / "3", [2.0, 1.0])
+    write_metrics_run(tmp_path / "a", [1.0])
+    (tmp_path / "plan-1" / "link").symlink_to(tmp_path.parent)
+    assert set(named(rows)) == {"a", "plan-1:trials:3"}
+    assert rows.row("plan-1:trials:3").num_steps == 2
+    for name in ("plan-1:..:a", "plan-1:link:x", ":a", "plan-1:trials:none", "none:3", "..:a"):
+        with pytest.raises(Refusal):
+            rows.row(name)
 
 
 def test_a_row_is_the_same_object_until_its_run_changes(rows: RunRows, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from roundoff.cli.json_output import echo_json
 from roundoff.cli.options import PATH
 from roundoff.cli.terminal import echo, exit_code_of
 from roundoff.cli.training_argument import training_named, training_options
@@ -100,13 +101,15 @@ def bisect_command(
     from roundoff.experiments.bisect.bisect_answer import bisect_text
     from roundoff.experiments.bisect.bisect_options import BisectOptions
     from roundoff.experiments.bisect.bisection import bisect_training
-    from roundoff.runs import to_json
 
     settings = BisectOptions(substitute=switches.pop("substitute", None), switches=switches, **options)
     target = training_named(words, command="bisect", is_module=is_module, with_rules=settings.with_rules, seed=seed)
     with BisectProgress(resume=shlex.join(["roundoff", *sys.argv[1:]])) as progress:
         answer = bisect_training(target, settings, on_event=progress.show)
-    echo(to_json(answer.to_object()) if as_json else bisect_text(answer))
+    if as_json:
+        echo_json("bisect", answer.to_object())
+    else:
+        echo(bisect_text(answer))
     sys.exit(exit_code_of(bool(answer.found)))
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from roundoff.cli.json_output import echo_json
 from roundoff.cli.options import (
     PATH,
     SelectionOptions,
@@ -81,9 +82,7 @@ def check_device_command(options: CheckDeviceOptions) -> None:
     _check_complete(checker)
     scripts = [] if export is None else _export(checker, export)
     if options.as_json:
-        from roundoff.runs import to_json
-
-        echo(to_json(_answer(checker, scripts)))
+        echo_json("check-device", _answer(checker, scripts))
     else:
         echo(_text(checker, options.top, scripts))
     sys.exit(exit_code_of(any(op.is_reported for op in checker.ops)))

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from roundoff.cli.json_output import echo_json
 from roundoff.cli.options import PATH, exit_zero_option, fills, json_option
-from roundoff.cli.terminal import echo, exit_code_of
+from roundoff.cli.terminal import exit_code_of
 from roundoff.console import Paint, columns
 from roundoff.errors import CompareError, UsageError
 from roundoff.files import write_output
@@ -139,14 +140,12 @@ def compare_command(options: CompareOptions) -> None:
 
 def _show(comparison: ComparisonReport, options: CompareOptions) -> None:
     """Write the files that were requested, and print the answer."""
-    from roundoff.runs import to_json
-
     if options.csv is not None:
         _write_csv(options.csv, comparison.csv_rows())
     if options.html is not None:
         _write_output(options.html, comparison.page())
     if options.as_json:
-        echo(to_json(comparison.to_object(), indent=1))
+        echo_json("compare", comparison.to_object(), indent=1)
     else:
         text = comparison.text(table=options.table, width=columns(), paint=Paint.of(sys.stdout))
         click.echo(text, color=True)

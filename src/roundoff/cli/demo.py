@@ -20,6 +20,7 @@ from pathlib import Path
 
 import click
 
+from roundoff.cli.json_output import echo_json
 from roundoff.cli.options import PATH, json_option
 from roundoff.cli.project_defaults import VARIABLE as PROJECT_FILE_VARIABLE
 from roundoff.cli.terminal import echo
@@ -149,8 +150,6 @@ def demo_command(out: Path | None, as_json: bool) -> None:
 
     Each step is a command, which is shown before it runs. All of them run in one new directory, in about a minute.
     """
-    from roundoff.runs import to_json
-
     folder = make_demo_folder(out)
     began = time.monotonic()
     with DemoPlayer(folder, STORY, quiet=as_json) as stage:
@@ -161,7 +160,10 @@ def demo_command(out: Path | None, as_json: bool) -> None:
             echo(f"interrupted; the files so far are in {folder}", err=True)
             raise
     outcome = read_demo_result(folder, played, seconds=time.monotonic() - began)
-    echo(to_json(outcome.to_object(), indent=1) if as_json else demo_result_text(outcome, drawn=can_draw(sys.stdout)))
+    if as_json:
+        echo_json("demo", outcome.to_object(), indent=1)
+    else:
+        echo(demo_result_text(outcome, drawn=can_draw(sys.stdout)))
 
 
 def make_demo_folder(out: Path | None) -> Path:

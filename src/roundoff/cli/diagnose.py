@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from roundoff.cli.json_output import echo_json
 from roundoff.cli.options import PATH, exit_zero_option, fills, json_option, log_to_option
 from roundoff.cli.terminal import ExitCode, echo, log_to
 from roundoff.errors import UsageError
@@ -27,6 +28,7 @@ class DiagnoseOptions:
     path: Path
     against: Path | None
     explain: bool
+    finding: str | None
     sarif: Path | None
     junit: Path | None
     log_to: tuple[str, ...]
@@ -38,6 +40,7 @@ class DiagnoseOptions:
 @click.argument("path", metavar="RUN", type=PATH)
 @click.option("--against", metavar="REF", type=PATH, help="Also compare it with this run.")
 @click.option("--explain", is_flag=True, help="Also list what each rule answered: found, fine, or nothing to look at.")
+@click.option("--finding", metavar="ID", help="Only explain this finding in full, by its id or code.")
 @click.option("--sarif", metavar="FILE", type=PATH, help="Also write the findings as SARIF 2.1.0, for code hosts.")
 @click.option("--junit", metavar="FILE", type=PATH, help="Also write what each rule answered as JUnit XML, for CI.")
 @log_to_option
@@ -52,7 +55,8 @@ def diagnose_command(options: DiagnoseOptions) -> None:
     """
     from roundoff.diagnose import diagnose_and_save
     from roundoff.report import answers_text, verdict_screen
-    from roundoff.runs import Answer, Run, to_json
+    from roundoff.report.explanation import explain_finding, explanation_text
+    from roundoff.runs import Answer, Run
 
     run = Run.open(options.path)
     reference = Run.open(options.against) if options.against is not None else None
@@ -60,7 +64,13 @@ def diagnose_command(options: DiagnoseOptions) -> None:
         diagnosis = diagnose_and_save(run, reference=reference)
     _write_files(run, diagnosis, options)
     log_to(run, options.log_to)
-    if options.as_json:
+    if options.finding is not None:
+        explained = explain_finding(diagnosis.findings, options.finding)
+        if options.as_json:
+            echo_json("diagnose-finding", explained.to_object(), indent=1)
+        else:
+            echo(explanation_text(explained))
+    elif options.as_json:
         findings = [finding.to_object() for finding in diagnosis.findings]
         answers = [answer.to_object() for answer in diagnosis.answers]
         fine = [answer.checks for answer in diagnosis.answers if answer.answer is Answer.FINE]
@@ -71,7 +81,7 @@ def diagnose_command(options: DiagnoseOptions) -> None:
             "checked": [*fine],
             "answers": [*answers],
         }
-        echo(to_json(answer, indent=1))
+        echo_json("diagnose", answer, indent=1)
     else:
         click.echo(verdict_screen(run, diagnosis, sys.stdout), color=True)
         if options.explain:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import click
@@ -22,9 +24,13 @@ def pages() -> dict[str, Path]:
 
 @click.command("docs", epilog="Example: roundoff docs watch")
 @click.argument("topic", required=False)
-def docs_command(topic: str | None) -> None:
+@click.option("--llms", is_flag=True, help="Print llms.txt: all pages with one sentence each, for language models.")
+def docs_command(topic: str | None, llms: bool) -> None:
     """Print a page of the documentation, as Markdown; without a TOPIC, list the pages."""
     found = pages()
+    if llms:
+        echo(llms_text(found, link=lambda name: f"roundoff docs {name}").rstrip())
+        return
     if topic is None:
         width = max(map(len, found), default=0)
         echo("\n".join(f"{name:{width}}  {_title(path)}" for name, path in found.items()))
@@ -37,6 +43,26 @@ def docs_command(topic: str | None) -> None:
             fix=f"did you mean '{close[0]}'?" if close else "`roundoff docs` lists the pages.",
         )
     echo(found[name].read_text(encoding="utf-8").rstrip())
+
+
+def llms_text(found: Mapping[str, Path], *, link: Callable[[str], str]) -> str:
+    """Return llms.txt: what this is, and each page with its first sentence; `link` says how to get a page."""
+    lines = [f"- [{_title(path)}]({link(name)}): {_first_sentence(path)}" for name, path in found.items()]
+    return "\n".join(["# roundoff", "", f"> {_SUMMARY}", "", "## Pages", "", *lines, ""])
+
+
+_SUMMARY = (
+    "Trains PyTorch models at any numeric precision, and says why when it goes wrong: `roundoff run --json train.py`. "
+    "For agents: `roundoff skill`, `roundoff mcp`, `roundoff schema COMMAND`."
+)
+
+
+def _first_sentence(page: Path) -> str:
+    """Return the first sentence of a page's first paragraph, without markup."""
+    paragraphs = page.read_text(encoding="utf-8").split("\n\n")
+    text = next((part for part in paragraphs[1:] if part[:1].isalpha() or part[:1] in "`*["), "")
+    plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(text.split()))
+    return re.split(r"(?<=[.:])\s", plain, maxsplit=1)[0]
 
 
 def _title(page: Path) -> str:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from roundoff.cli.json_output import echo_json
 from roundoff.cli.options import json_option
 from roundoff.cli.terminal import echo, exit_code_of, without_torch
 from roundoff.console import columns
@@ -54,6 +55,7 @@ FEATURES = (
     Feature(name="pictures from a folder", packages=("PIL",), fix="pip install 'roundoff[images]'"),
     Feature(name="the documentation as pages", packages=("mkdocs", "material"), fix="pip install 'roundoff[docs]'"),
     Feature(name="runs live in a browser", packages=("starlette", "uvicorn"), fix="pip install 'roundoff[serve]'"),
+    Feature(name="runs for agents", packages=("mcp", "starlette"), fix="pip install 'roundoff[mcp]'"),
     Feature(name="TensorBoard logs", packages=("tensorboard",), fix="pip install 'roundoff[tensorboard]'"),
     Feature(name="native stacks of a crash or hang", programs=("gdb",), fix="apt install gdb"),
     Feature(name="memory checks of the compiled kernels", programs=("valgrind",), fix="apt install valgrind"),
@@ -274,13 +276,11 @@ def doctor_command(ctx: click.Context, self_test: bool, as_json: bool) -> None:
     if self_test and importlib.util.find_spec("torch") is None:
         raise without_torch("`roundoff doctor --self-test`")
     health = examine(self_test=self_test)
-    echo(to_json(health) if as_json else to_text(health))
+    if as_json:
+        echo_json("doctor", {"ok": not health.problems, **dataclasses.asdict(health)}, indent=1)
+    else:
+        echo(to_text(health))
     ctx.exit(exit_code_of(bool(health.problems)))
-
-
-def to_json(health: Health) -> str:
-    """Format the findings as one JSON object, with `ok` first."""
-    return json.dumps({"ok": not health.problems, **dataclasses.asdict(health)}, indent=1)
 
 
 def to_text(health: Health) -> str:

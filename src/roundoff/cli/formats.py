@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from roundoff.cli.json_output import echo_json
 from roundoff.cli.options import json_option
 from roundoff.cli.terminal import echo
 from roundoff.errors import UsageError
@@ -17,6 +17,7 @@ from roundoff.words import text_table
 
 if TYPE_CHECKING:
     from roundoff.formats import Format, RoundingEffect
+    from roundoff.runs import JsonValue
 
 Row = tuple[str, ...]
 
@@ -66,7 +67,10 @@ def formats_command(number: str | None, names: tuple[str, ...], as_json: bool) -
     else:
         effects = [(fmt.name, effect_of(value, fmt)) for fmt in formats]
         objects, rows = _effect_objects(effects), _effect_rows(effects)
-    echo(json.dumps(objects, indent=1, allow_nan=False) if as_json else _table(rows))
+    if as_json:
+        echo_json("formats", objects, indent=1)
+    else:
+        echo(_table(rows))
 
 
 def _number_in(text: str) -> float:
@@ -88,7 +92,7 @@ def _format_rows(formats: Sequence[Format]) -> list[Row]:
     return rows
 
 
-def _format_objects(formats: Sequence[Format]) -> list[dict[str, object]]:
+def _format_objects(formats: Sequence[Format]) -> list[dict[str, JsonValue]]:
     return [
         {"format": fmt.name, **{key: getattr(fmt, key) for key in _FORMAT_COLUMNS}, "overflow": fmt.overflow}
         for fmt in formats
@@ -103,7 +107,7 @@ def _effect_rows(effects: Sequence[tuple[str, RoundingEffect]]) -> list[Row]:
     return [("format", "value", "relative error", "what happens"), *rows]
 
 
-def _effect_objects(effects: Sequence[tuple[str, RoundingEffect]]) -> list[dict[str, object]]:
+def _effect_objects(effects: Sequence[tuple[str, RoundingEffect]]) -> list[dict[str, JsonValue]]:
     return [
         {
             "format": name,

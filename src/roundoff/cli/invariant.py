@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from roundoff.cli.json_output import echo_json
 from roundoff.cli.options import ScriptOptions, fills, json_option, repeatable_options, script_arguments
 from roundoff.cli.terminal import echo, exit_code_of
 from roundoff.words import plural, text_table
@@ -84,10 +85,8 @@ def invariant_command(options: InvariantOptions) -> None:
         why = f"it exited with {code}." if code else found.why_not
         raise UsageError.explain(f"Step {options.step} cannot be played in another batch.", why=why)
     if options.as_json:
-        from roundoff.runs import to_json
-
         batches = [batch.to_object() for batch in found.batches]
-        echo(to_json({"step": options.step, "sample": found.sample, "size": found.size, "batches": batches}))
+        echo_json("invariant", {"step": options.step, "sample": found.sample, "size": found.size, "batches": batches})
     else:
         echo(_text(options, found))
     sys.exit(exit_code_of(any(batch.ops for batch in found.batches)))

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from roundoff.cli.json_output import echo_json
 from roundoff.cli.options import json_option
 from roundoff.cli.terminal import ExitCode, echo, exit_code_of
 from roundoff.errors import ReplayError, UsageError
 
 if TYPE_CHECKING:
     from roundoff.checkpoints.inventory import Inventory
+    from roundoff.runs import JsonValue
 
 MAX_NAMES = 8
 
@@ -39,7 +41,7 @@ def params_command(
     if only is not None:
         inventory = _only(inventory, only)
     if as_json:
-        echo(_to_json(inventory))
+        echo_json("params", _to_object(inventory), indent=1)
     else:
         from roundoff.report.params_text import params_text
 
@@ -93,17 +95,12 @@ def _only(inventory: Inventory, pattern: str) -> Inventory:
     return kept
 
 
-def _to_json(inventory: Inventory) -> str:
-    from roundoff.runs import to_json
-
-    return to_json(
-        {
-            "source": inventory.source,
-            "format": inventory.format,
-            "has_values": inventory.has_values,
-            "num_elements": sum(item.num_elements for item in inventory.items),
-            "tensors": [{**dataclasses.asdict(item), "num_elements": item.num_elements} for item in inventory.items],
-            "settings": inventory.settings,
-        },
-        indent=1,
-    )
+def _to_object(inventory: Inventory) -> dict[str, JsonValue]:
+    return {
+        "source": inventory.source,
+        "format": inventory.format,
+        "has_values": inventory.has_values,
+        "num_elements": sum(item.num_elements for item in inventory.items),
+        "tensors": [{**dataclasses.asdict(item), "num_elements": item.num_elements} for item in inventory.items],
+        "settings": inventory.settings,
+    }

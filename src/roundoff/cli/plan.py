@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from roundoff.cli.json_output import echo_json
 from roundoff.cli.options import PATH, Bytes, Share
 from roundoff.cli.terminal import echo, exit_code_of
 from roundoff.cli.training_argument import training_named, training_options
@@ -132,7 +133,6 @@ def plan_command(
     from roundoff.experiments.engine.scheduler import connected_to
     from roundoff.experiments.plan.plan_session import PlanOptions, target_of
     from roundoff.experiments.plan.planner import make_requested_plan
-    from roundoff.runs import to_json
 
     settings = PlanOptions(
         target=target_of(target, bits=bits, memory_bytes=memory), num_steps=None if whole else steps, **options
@@ -147,5 +147,8 @@ def plan_command(
     )
     with connected_to(settings.on), progress:
         plan = make_requested_plan(training, settings, on_message=progress.line)
-    echo(to_json(plan.to_object()) if as_json else plan.text)
+    if as_json:
+        echo_json("plan", plan.to_object())
+    else:
+        echo(plan.text)
     sys.exit(exit_code_of(not plan.is_good))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
 
+from roundoff.cli.json_output import echo_json
 from roundoff.cli.options import json_option
 from roundoff.cli.terminal import echo
 
@@ -29,7 +29,10 @@ def recipes_command(context: click.Context, as_json: bool) -> None:
         from roundoff.precision import known_recipes
 
         recipes = known_recipes()
-        echo(json.dumps([asdict(recipe) for recipe in recipes], indent=1) if as_json else _list(recipes))
+        if as_json:
+            echo_json("recipes", [asdict(recipe) for recipe in recipes], indent=1)
+        else:
+            echo(_list(recipes))
 
 
 @recipes_command.command("show", epilog="Example: roundoff recipes show O2+act4")
@@ -40,8 +43,10 @@ def show_command(name: str, as_json: bool) -> None:
     from roundoff.precision import find_recipe, to_toml
 
     recipe = find_recipe(name)
-    text = f"# Arithmetic: {_arithmetic(recipe)}\n{to_toml(recipe)}"
-    echo(json.dumps(asdict(recipe), indent=1) if as_json else text, nl=as_json)
+    if as_json:
+        echo_json("recipes-show", asdict(recipe), indent=1)
+    else:
+        echo(f"# Arithmetic: {_arithmetic(recipe)}\n{to_toml(recipe)}", nl=False)
 
 
 def _arithmetic(recipe: Recipe) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from roundoff.cli.json_output import echo_json
 from roundoff.cli.options import (
     SelectionOptions,
     fills,
@@ -29,6 +29,7 @@ from roundoff.words import plural
 if TYPE_CHECKING:
     from roundoff.record import Recording
     from roundoff.record.script import Script
+    from roundoff.runs import JsonValue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,10 +138,12 @@ def _report(session: Recording, folder: Path, seconds: float, *, as_json: bool) 
     if rank() != 0:
         return
     if as_json:
-        echo(json.dumps({
-            "run": str(folder), "steps": session.num_recorded, "events": session.num_events,
+        facts: dict[str, JsonValue] = {
+            "steps": session.num_recorded,
+            "events": session.num_events,
             "complaints": session.complaints,
-        }))  # fmt: skip
+        }
+        echo_json("record", {"run": str(folder), **facts})
         return
     steps = plural(session.num_recorded, "step")
     echo(f"recorded {steps}, {session.num_events} events in {seconds:.1f} s to {folder}", err=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from roundoff.cli.json_output import echo_json
 from roundoff.cli.options import PATH, fills, json_option
 from roundoff.cli.terminal import echo, exit_code_of
 from roundoff.errors import ReplayError, UsageError
@@ -115,11 +116,10 @@ def find_saved_step(run: Run, *, step: int | None, rank: int | None) -> tuple[Ru
 
 def _show(saved_step: Run, rank: int, options: ReplayOptions) -> None:
     from roundoff.replay.saved.saved_step import describe_saved_step
-    from roundoff.runs import to_json
 
     saved = describe_saved_step(saved_step, rank=rank)
     if options.as_json:
-        echo(to_json({"run": str(options.path), **saved.to_object()}, indent=1))
+        echo_json("replay", {"run": str(options.path), **saved.to_object()}, indent=1)
     else:
         echo(saved_text(saved, run=options.path))
 
@@ -135,12 +135,11 @@ def _run_again(saved_step: Run, rank: int, builder: str, options: ReplayOptions)
     """Run the step again, print what happened, and return the exit code."""
     from roundoff.replay.saved.builder import Builder
     from roundoff.replay.saved.rerun import rerun_step
-    from roundoff.runs import to_json
 
     with waiting("running the step again"):
         again = rerun_step(saved_step, build=Builder(builder), recipe=options.recipe, to=options.to, rank=rank)
     if options.as_json:
-        echo(to_json({"run": str(options.path), **again.to_object()}, indent=1))
+        echo_json("replay-again", {"run": str(options.path), **again.to_object()}, indent=1)
     else:
         echo(rerun_text(again, run=options.path, builder=builder))
     return exit_code_of(again.is_bad)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from roundoff.cli.json_output import echo_json
 from roundoff.cli.options import PATH, fills, json_option
 from roundoff.cli.terminal import echo
 from roundoff.errors import UsageError
@@ -40,7 +41,7 @@ def report_command(options: ReportOptions) -> None:
     """
     from roundoff.diagnose.diagnosis import view_run
     from roundoff.report.run_page.document import run_page
-    from roundoff.runs import JsonValue, Run, to_json
+    from roundoff.runs import JsonValue, Run
 
     run = Run.open(options.path)
     target = options.output if options.output is not None else options.path / "report.html"
@@ -57,7 +58,7 @@ def report_command(options: ReportOptions) -> None:
             "thinned": list(page.thinned),
             "findings": [finding.to_object() for finding in view.findings],
         }
-        echo(to_json(facts, indent=1))
+        echo_json("report", facts, indent=1)
     else:
         echo(f"{target}   {size_text(size_bytes)}")
 

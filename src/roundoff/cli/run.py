@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+from roundoff.cli.json_output import echo_json
 from roundoff.cli.options import (
     PATH,
     Bytes,
@@ -28,7 +29,7 @@ from roundoff.cli.options import (
     runs_option,
     script_arguments,
 )
-from roundoff.cli.terminal import DiagnosisSignals, ExitCode, ScriptEnding, echo, log_to, warn
+from roundoff.cli.terminal import DiagnosisSignals, ExitCode, ScriptEnding, log_to, warn
 from roundoff.progress import waiting
 
 if TYPE_CHECKING:
@@ -324,7 +325,7 @@ def _diagnose(
     """
     from roundoff.diagnose import diagnose_and_save
     from roundoff.report import verdict_screen
-    from roundoff.runs import Run, to_json
+    from roundoff.runs import Run
 
     try:
         run = Run.open(folder)
@@ -337,7 +338,7 @@ def _diagnose(
         log_to(run, options.log_to)
         if options.as_json:
             findings = [finding.to_object() for finding in diagnosis.findings]
-            echo(to_json({"run": str(folder), **facts, **diagnosis.coverage.to_object(), "findings": findings}))
+            echo_json("run", {"run": str(folder), **facts, **diagnosis.coverage.to_object(), "findings": findings})
         else:
             click.echo(verdict_screen(run, diagnosis, sys.stderr, watched=watched), err=True, color=True)
     except Exception as error:

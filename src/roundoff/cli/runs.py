@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from roundoff.cli.json_output import echo_json
 from roundoff.cli.options import PATH, fills, json_option
 from roundoff.cli.terminal import ExitCode, echo
 from roundoff.errors import UsageError
@@ -53,14 +54,14 @@ def runs_command() -> None:
 @json_option("Print the runs as a JSON array.")
 def list_command(folder: Path, as_json: bool) -> None:
     """List the runs in DIR with recipe, steps, last loss and findings, oldest first."""
-    from roundoff.runs import RunSummary, list_runs, to_json
+    from roundoff.runs import RunSummary, list_runs
 
     runs = list_runs(folder)
     if not runs:
         why = "no directory in it contains a run.json." if folder.is_dir() else "it is not a directory."
         raise UsageError.explain(f"No runs in '{folder}'.", why=why, fix="record one: roundoff run train.py")
     if as_json:
-        echo(to_json([run.to_object() for run in runs], indent=1))
+        echo_json("runs", [run.to_object() for run in runs], indent=1)
     else:
         echo(_run_table(runs))
     if not any(isinstance(run, RunSummary) for run in runs):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from roundoff.cli.json_output import echo_json
 from roundoff.cli.options import PATH, json_option
 from roundoff.cli.terminal import echo
 from roundoff.errors import ServeError
@@ -46,7 +47,7 @@ def serve_command(folder: Path, host: str, port: int, token: str | None, as_json
     if not folder.is_dir():
         what = "is no folder" if folder.exists() else "does not exist"
         raise ServeError.explain(f"'{folder}' {what}.", fix="name the folder that holds your runs.")
-    from roundoff.runs import to_json
+    from roundoff.runs import JsonValue
     from roundoff.serve.app import App
     from roundoff.serve.guard import AccessPolicy, host_names
     from roundoff.serve.runs_folder import RunsFolder
@@ -63,14 +64,14 @@ def serve_command(folder: Path, host: str, port: int, token: str | None, as_json
         num_runs = app.prepare()
         address = address_of(listening) + (f"?token={required_token}" if required_token else "")
         if as_json:
-            facts = {
+            facts: dict[str, JsonValue] = {
                 "address": address,
                 "port": number,
                 "token": required_token,
                 "folder": str(folder),
                 "num_runs": num_runs,
             }
-            echo(to_json(facts))
+            echo_json("serve", facts)
         else:
             echo(f"{address}   {plural(num_runs, 'run')} in {folder}; Ctrl-C ends it")
         serve_until_stopped(app.asgi(policy), listening)

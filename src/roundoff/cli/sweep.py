@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
+from roundoff.cli.json_output import echo_json
 from roundoff.cli.options import PATH, backend_options, fills, json_option, name_option, runs_option
 from roundoff.cli.terminal import echo, exit_code_of
 from roundoff.console import columns
@@ -131,7 +132,6 @@ def _print_answer(
     from roundoff.experiments.sweep.seed_groups import has_several_seeds, seeds_table
     from roundoff.experiments.sweep.sweep_folder import SweepFolder
     from roundoff.experiments.sweep.sweep_rows import TEXT_COLUMNS, rows_csv, rows_table, summarize_rows
-    from roundoff.runs import to_json
 
     if options.csv_file is not None:
         try:
@@ -139,7 +139,7 @@ def _print_answer(
         except OSError as error:
             raise UsageError.explain(f"'{options.csv_file}' cannot be written.", why=f"{error.strerror}.") from error
     if options.as_json:
-        echo(to_json([row.to_object() for row in rows], indent=1))
+        echo_json("sweep", [row.to_object() for row in rows], indent=1)
     else:
         lines = seeds_table if has_several_seeds(rows) and not options.each_seed else rows_table
         table = text_table(lines(rows, axes), left={*axes, *TEXT_COLUMNS}, ruled=sys.stdout.isatty())

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from roundoff.cli.json_output import echo_json
 from roundoff.cli.options import Command, json_option
 from roundoff.cli.terminal import echo, exit_code_of
 from roundoff.cli.train import settings_of, train_command
@@ -82,7 +83,6 @@ def throughput_command(
     """
     from roundoff.experiments.throughput import all_launches, fastest, measure_throughput
     from roundoff.precision import find_recipe
-    from roundoff.runs import to_json
     from roundoff.train import TrainConfig
     from roundoff.train.data import load_data
 
@@ -103,7 +103,7 @@ def throughput_command(
             "best": best.to_object(),
             "command": command,
         }
-        echo(to_json(answer, indent=1))
+        echo_json("throughput", answer, indent=1)
     else:
         echo(f"{_table(speeds, best)}\n\nuse  {command}")
     sys.exit(exit_code_of(any(speed.failure for speed in speeds)))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from roundoff.cli.json_output import echo_json
 from roundoff.cli.options import PATH, json_option, name_option, runs_option
 from roundoff.cli.terminal import echo, exit_code_of
 from roundoff.console import columns
@@ -104,13 +105,15 @@ def train_command(as_json: bool, **options: Any) -> None:
     Exits with 1 if the last loss or the evaluation is NaN or infinite.
     """
     from roundoff.record.process_info import rank
-    from roundoff.runs import to_json
     from roundoff.train import TrainConfig, train
 
     config = TrainConfig(**settings_of(options))
     result = train(config, progress=not as_json)
     if rank() == 0 and config.rank == 0:
-        echo(to_json(result.to_object()) if as_json else _text(result))
+        if as_json:
+            echo_json("train", result.to_object())
+        else:
+            echo(_text(result))
     sys.exit(exit_code_of(result.ended_nonfinite))
 
 

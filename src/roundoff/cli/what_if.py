@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from roundoff.cli.json_output import echo_json
 from roundoff.cli.options import PATH, fills, json_option
 from roundoff.cli.replay import find_saved_step
 from roundoff.cli.terminal import echo, exit_code_of
@@ -77,7 +78,7 @@ def what_if_command(options: WhatIfOptions) -> None:
     """
     from roundoff.replay.saved.builder import Builder
     from roundoff.replay.saved.rerun import play_with_changes
-    from roundoff.runs import JsonValue, Run, to_json
+    from roundoff.runs import JsonValue, Run
 
     run = Run.open(options.path)
     changes = options.changes()
@@ -91,7 +92,8 @@ def what_if_command(options: WhatIfOptions) -> None:
         found: list[JsonValue] = [
             {"change": each.text, "is_good": each.is_good, "losses": list(each.losses)} for each in played
         ]
-        echo(to_json({"run": str(options.path), "step": step, "repeat": options.repeat, "played": found}, indent=1))
+        about: dict[str, JsonValue] = {"run": str(options.path), "step": step, "repeat": options.repeat}
+        echo_json("what-if", {**about, "played": found}, indent=1)
     else:
         echo(what_if_text(played, step=step, repeat=options.repeat))
     sys.exit(exit_code_of(not any(each.is_good for each in played[1:])))

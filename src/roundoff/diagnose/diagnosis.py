@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from roundoff.diagnose import data, loop, loss, model, nonfinite, numbers, process, ranks
+from roundoff.diagnose.edits import with_edits
 from roundoff.diagnose.quoted_code import quote_code
 from roundoff.diagnose.rule import Code, FaultEffect, Rule, note
 from roundoff.diagnose.trials import with_trials
@@ -174,7 +175,8 @@ def diagnose_and_save(
 
         rules = (*RULES, reference_rule(reference))
     diagnosis = diagnose_run(run, rules=rules, gaps=gaps)
-    diagnosis = replace(diagnosis, findings=tuple(quote_code(run, diagnosis.findings, is_at_hand=code_is_at_hand)))
+    quoted = quote_code(run, diagnosis.findings, is_at_hand=code_is_at_hand)
+    diagnosis = replace(diagnosis, findings=tuple(with_edits(run, quoted, is_at_hand=code_is_at_hand)))
     run.write_findings(diagnosis.findings, answers=diagnosis.answers, failures=diagnosis.failures)
     return diagnosis
 

@@ -52,17 +52,21 @@ def _code(finding: Finding) -> JsonValue:
 def _quote(run: Run, source: str) -> JsonValue:
     """Return the lines around a source line; None if its file is not there, or has changed since the run began."""
     name, _, number = source.rpartition(":")
-    if not number.isdecimal():
+    lines = read_user_code(run, name) if number.isdecimal() else None
+    if lines is None:
         return None
+    return _around(lines, int(number))
+
+
+def read_user_code(run: Run, name: str) -> list[str] | None:
+    """Return the lines of a file or notebook cell of the script; None if it is not there, or changed since the run."""
     if (cell := cell_lines(name)) is not None:
-        return _around(cell, int(number))
+        return cell
     for path in _candidates(run, name):
         with contextlib.suppress(OSError, ValueError):
             if path.stat().st_mtime > datetime.fromisoformat(run.info.started).timestamp():
                 return None
-            lines = read_bytes(path, max_bytes=_MAX_FILE_BYTES).decode(errors="replace").splitlines()
-            if (code := _around(lines, int(number))) is not None:
-                return code
+            return read_bytes(path, max_bytes=_MAX_FILE_BYTES).decode(errors="replace").splitlines()
     return None
 
 

@@ -200,18 +200,19 @@ def saved_line(run: Run, diagnosis: Diagnosis) -> str | None:
 
 
 def next_commands(run: Run, diagnosis: Diagnosis) -> list[str]:
-    """Return the command that makes a page of the run, and the one that shows the events around the verdict, if any."""
+    """Return the commands that make a page of the run, show the events around the verdict, if any, and explain it."""
     if diagnosis.is_clean:
         return []
-    report = f"roundoff report {run.path}"
     verdict = diagnosis.findings[0]
+    report = f"roundoff report {run.path}"
+    explain = f"roundoff diagnose {run.path} --finding {verdict.id}"
     if verdict.step is None or verdict.site is None:
-        return [report]
+        return [report, explain]
     replay = run.path / "replay" / f"step{verdict.step}"
     folder = replay if verdict.step in run.replayed_steps else run.path
     has_events = verdict.step in run.replayed_steps or verdict.step in run.steps
     show = f"roundoff runs show {folder} --step {verdict.step} --site '{verdict.site}'"
-    return [report, show] if has_events else [report]
+    return [report, show, explain] if has_events else [report, explain]
 
 
 def watched_text(*, num_steps: int, seconds: float, parts: Mapping[str, float] | None = None) -> str:

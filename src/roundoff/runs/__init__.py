@@ -44,6 +44,7 @@ from roundoff.runs.records.event import Event, EventKey, shape_from_text, shape_
 from roundoff.runs.records.finding import (
     RULE_FAILED,
     Answer,
+    Edit,
     Failure,
     Finding,
     Gap,
@@ -136,6 +137,7 @@ __all__ = [
     "ConfusedAxes",
     "CriterionCall",
     "DirectionProbe",
+    "Edit",
     "Ending",
     "EpochDetail",
     "EvalInputProbe",

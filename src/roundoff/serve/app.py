@@ -120,6 +120,7 @@ class App:
             Route("/favicon.ico", _nothing),
             Route("/compare", self.compare),
             Route("/compare/page", self.compare_page),
+            Route("/overlay", self.overlay),
             Route("/runs/{name}", self.run),
             Route("/runs/{name}/page", self.run_page),
             Route("/runs/{name}/tensors", self.tensors),
@@ -181,6 +182,18 @@ class App:
         check_query(request, "reference", "candidate")
         reference, candidate = await run_in_threadpool(self._pair, request)
         return await self._page(request, candidate, reference)
+
+    def overlay(self, request: Request) -> Response:
+        """The losses of several runs in one chart; without names, of the newest ones."""
+        from roundoff.serve.overlay import MAX_RUNS, overlay_page  # it imports torch, which the list does not need
+
+        check_query(request, "run")
+        picked = request.query_params.getlist("run")
+        names = picked or [row.name for row in self.rows.rows() if row.losses]
+        if len(picked) > MAX_RUNS:
+            raise Refusal(400, f"{len(picked)} runs are selected.", why=f"at most {MAX_RUNS} are drawn together.")
+        chosen = list(dict.fromkeys(names))[:MAX_RUNS]
+        return HTMLResponse(overlay_page([(self.rows.row(name), self.folder.open(name)) for name in chosen]))
 
     def tensors(self, request: Request) -> Response:
         """The whole tensors of a run, and a preview of one."""

@@ -19,13 +19,16 @@ _ASSETS = Path(__file__).parent / "assets"
 _ALLOWED = ("connect-src 'self'", "frame-src 'self'", "form-action 'self'", "base-uri 'none'")
 
 
-def served_page(title: str, *body: str, scripts: Sequence[str] = (), styles: Sequence[str] = ()) -> bytes:
-    """Return a page with the named scripts and style sheets of the server."""
+def served_page(
+    title: str, *body: str, scripts: Sequence[str] = (), styles: Sequence[str] = (), drawing: Sequence[Html] = ()
+) -> bytes:
+    """Return a page with the named scripts and style sheets of the server; `drawing` is what charts are drawn with."""
     text = page(
         title,
         *body,
         styles=[asset("run_page.css"), _own("serve.css"), *map(_own, styles)],
-        scripts=list(map(_own, scripts)),
+        scripts=[*([asset("charts.js")] if drawing else []), *map(_own, scripts), *drawing],
+        draws=bool(drawing),
         allowed=_ALLOWED,
     )
     return text.encode(errors="replace")

@@ -21,6 +21,7 @@ _COLUMNS = (
     ("loss", True),
     ("findings", False),
 )
+_PICK = "Pick two runs to compare them, or any number to overlay their losses."
 _FINDINGS = ("error", "warning", "note", "none", "not diagnosed")
 
 
@@ -42,11 +43,13 @@ def _controls() -> Html:
     )
     pick = tag(
         "span",
-        tag("span", "Pick two runs to compare them.", id="picked", role="status"),
+        tag("span", _PICK, id="picked", role="status"),
         " ",
         tag("button", "Swap", type="button", id="swap", hidden=True),
         " ",
         tag("button", "Compare", type="submit", id="compare"),
+        " ",
+        tag("button", "Overlay", type="submit", id="overlay", formaction="/overlay"),
         class_="picking",
     )
     return tag("p", filters, tag("output", "", id="count", class_="faint"), pick, class_="controls filter")

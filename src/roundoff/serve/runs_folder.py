@@ -17,6 +17,12 @@ _NOT_SHOWN = ("report.html", "checkpoint.pt")
 """Files that are not part of the run: they may change although the run does not."""
 
 
+NESTED = ":"
+"""Separates the parts of a nested name: `/` would end it in a URL."""
+MAX_DEPTH = 3
+"""So far below the directory runs are looked for."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedRun:
     """A run of the directory in its current state; all of its files are inside the directory."""
@@ -28,7 +34,7 @@ class OpenedRun:
 
 
 class RunsFolder:
-    """The runs directly inside a directory, by name, or the one run that the directory is."""
+    """The runs inside a directory, by name, or the one run that the directory is; those of experiments are nested."""
 
     def __init__(self, root: Path) -> None:
         self.path = root
@@ -41,19 +47,31 @@ class RunsFolder:
             return [self._real.name]
         try:
             with os.scandir(self.path) as entries:
-                return sorted(entry.name for entry in entries if _is_run(entry))
+                return sorted(name for entry in entries for name in _names_in(entry))
         except OSError:
             return []
 
     def path_of(self, name: str) -> Path:
         """Return the directory of a run; raise a `Refusal` if there is none, or if it is outside."""
         path = self.path if self._is_one_run() and name == self._real.name else self.path / name
+        if NESTED in name and not os.path.lexists(info_path(path)):
+            return self._nested_path(name)
         is_plain = name not in ("", ".", "..") and not any(letter in name for letter in "/\\\0")
         if not is_plain or not os.path.lexists(info_path(path)):
             why = f"'{self.path}' contains no such directory with a {info_path.pattern}."
             raise Refusal(404, f"There is no run '{name}'.", why=why)
         self.check_inside(path)
         return path
+
+    def _nested_path(self, name: str) -> Path:
+        """Return the directory of a run inside an experiment: `plan-1:trials:3`."""
+        *folders, last = name.split(NESTED)
+        path = self.path
+        for part in folders:
+            path = path / part
+            if part in ("", ".", "..") or any(letter in part for letter in "/\\\0") or path.is_symlink():
+                raise Refusal(404, f"There is no run '{name}'.")
+        return RunsFolder(path).path_of(last)
 
     def open(self, name: str) -> OpenedRun:
         """Open a run and stamp it.
@@ -120,6 +138,21 @@ def stamp_of(files: dict[str, os.stat_result]) -> str:
         if name not in _NOT_SHOWN and not name.endswith(".bin")
     )
     return hashlib.blake2b("\n".join(counted).encode(errors="surrogateescape"), digest_size=8).hexdigest()
+
+
+def _names_in(entry: os.DirEntry[str], *, depth: int = 0) -> Iterator[str]:
+    """Yield the name of a run; of a directory that is none, the names of those inside, such as trials of a plan."""
+    if _is_run(entry):
+        yield entry.name
+        return
+    if depth == MAX_DEPTH or entry.is_symlink() or not entry.is_dir():
+        return
+    try:
+        with os.scandir(entry) as entries:
+            inside = [name for each in entries for name in _names_in(each, depth=depth + 1)]
+    except OSError:
+        return
+    yield from (f"{entry.name}{NESTED}{name}" for name in inside)
 
 
 def _is_run(entry: os.DirEntry[str]) -> bool:

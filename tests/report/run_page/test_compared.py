@@ -90,3 +90,11 @@ def test_the_table_has_both_sides_of_a_result(view: RunView, section: Section):
     cells = f">{row.reference_absmax:.4g}</td>", f">{row.candidate_absmax:.4g}</td>", '<td data-value="fp32">fp32</td>'
     line = next(line for line in section.body.split("<tr") if f'id="{DIVERGENCE}"' in line)
     assert all(cell in line for cell in cells)
+
+
+def test_a_long_table_is_folded(view: RunView, section: Section, monkeypatch: pytest.MonkeyPatch):
+    assert view.comparison is not None
+    monkeypatch.setattr(room, "UNFOLDED_ROWS", len(view.comparison.rows))
+    assert 'class="folded"' not in compared_section(view).body
+    monkeypatch.setattr(room, "UNFOLDED_ROWS", len(view.comparison.rows) - 1)
+    assert f'class="folded"><summary>All {len(view.comparison.rows)} results' in compared_section(view).body

@@ -96,7 +96,7 @@ def test_a_reference_adds_the_comparison(tmp_path: Path):
         record_run(tmp_path / "b", is_broken=False, eps=0.1),
     )
     page = run_page(view_run(candidate, against=reference))
-    assert page.sections[:2] == ["verdict", "compared"]
+    assert page.sections[:3] == ["verdict", "loss", "compared"]
     assert "<h1>b against a</h1>" in page.html
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from roundoff.diagnose.diagnosis import RunView
 from roundoff.report.run_page.findings import MAX_FINDINGS, verdict_section
-from roundoff.runs import Answer, CachedRun, Failure, Finding, RuleAnswer, Run, RunInfo, RunWriter, Severity
+from roundoff.runs import Answer, CachedRun, Edit, Failure, Finding, RuleAnswer, Run, RunInfo, RunWriter, Severity
 from tests.report.sample_runs import HOSTILE, write_metrics_run
 
 OVERFLOW = Finding(
@@ -73,7 +73,7 @@ def test_hostile_words_stay_text(run: CachedRun):
         source=HOSTILE, evidence=({HOSTILE: HOSTILE},),
     )  # fmt: skip
     body = verdict_section(RunView(run=run, findings=[hostile])).body
-    assert body.count("alert(1)") == 8
+    assert body.count("alert(1)") == 9
     assert "<script" not in body
 
 
@@ -95,3 +95,10 @@ def test_rules_that_failed_are_one_line(run: CachedRun):
     body = verdict_section(RunView(run=run, findings=[failed], failures=[failure])).body
     assert "1 check failed inside roundoff; please report: rule lr-zero (IndexError: list index out of range)" in body
     assert "could not check" not in body
+
+
+def test_the_edits_and_the_id_are_next_to_the_fix(run: CachedRun):
+    edit = Edit(file="model.py", line=41, action="replace", old="q @ k", new="q.float() @ k.float()")
+    body = verdict_section(RunView(run=run, findings=[replace(OVERFLOW, edits=(edit,))])).body
+    assert "model.py:41: replace &#x27;q @ k&#x27; by &#x27;q.float() @ k.float()&#x27;" in body
+    assert f'<span class="id">{OVERFLOW.id}</span>' in body

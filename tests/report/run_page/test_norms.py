@@ -27,6 +27,7 @@ def test_what_was_not_measured_has_no_chart(tmp_path: Path):
     section = norms_section(RunView(run=CachedRun.of(run), findings=[]))
     assert section is not None
     assert list(section.data) == ["norms"]
+    assert "Norms were measured in 1 of 2 steps" in section.body
 
 
 def test_the_reference_is_drawn_next_to_it(tmp_path: Path):

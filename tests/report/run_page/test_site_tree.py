@@ -80,3 +80,9 @@ def test_against_a_reference_a_site_says_how_far_it_is_off(tmp_path: Path):
     excess = room.site_excess(view)
     assert excess is not None
     assert excess["stem"] == excess["stem.0"] > 1 > excess["head"]
+
+
+def test_a_site_that_a_finding_names_is_marked_with_it(view: RunView):
+    body = body_of(view)
+    assert '<em class="severity error">overflow</em>' in row_of(body, "body")
+    assert "<em" not in row_of(body, "head")

@@ -45,8 +45,9 @@ function makeFilterable(area) {
   const box = area.querySelector("input");
   const count = area.querySelector("output");
   const rows = [...area.querySelector("tbody").rows];
-  const texts = rows.map((row) => row.innerText.toLowerCase());
+  let texts = null; // of a folded table they are empty, so they are read when the box is first used
   const update = () => {
+    texts ??= rows.map((row) => row.innerText.toLowerCase());
     const words = box.value.toLowerCase().split(/\s+/).filter(Boolean);
     rows.forEach((row, nth) => (row.hidden = !words.every((word) => texts[nth].includes(word))));
     const shown = rows.filter((row) => !row.hidden).length;

@@ -38,6 +38,7 @@
     link.addEventListener("click", () => {
       const row = document.getElementById(link.dataset.reveal);
       row.hidden = false;
+      for (let box = row.closest("details"); box; box = box.parentElement.closest("details")) box.open = true;
       row.focus({ preventScroll: true });
     });
   }

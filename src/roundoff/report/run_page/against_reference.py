@@ -88,6 +88,7 @@ _FACTS: dict[str, DescribeRun] = {
 
 MAX_POINTS = 3000
 MAX_ROWS = 1000
+UNFOLDED_ROWS = 30
 
 Placed = tuple[int, ComparedTensor]
 
@@ -108,7 +109,7 @@ def compared_section(view: RunView) -> Section | None:
         facts(comparison_facts(comparison, reference=str(reference.path), candidate=str(view.run.path))),
         _jump(comparison.rows, finding),
         *([chart("compared", words=words, height=340)] if picture is not None else []),
-        table_html(tensors_table(comparison.rows, finding, most=MAX_ROWS)) if comparison.rows else Html(),
+        _table(comparison.rows, finding),
     )
     note = f"{left_out} of {num_differing} differing results are not drawn; they introduce no error of their own."
     return Section(
@@ -119,6 +120,16 @@ def compared_section(view: RunView) -> Section | None:
         data={} if picture is None else {"compared": picture},
         thinned=[note] if left_out else [],
     )
+
+
+def _table(rows: Sequence[ComparedTensor], finding: Finding | None) -> Html:
+    """Return the table of results; a long one is folded."""
+    if not rows:
+        return Html()
+    table = table_html(tensors_table(rows, finding, most=MAX_ROWS))
+    if len(rows) <= UNFOLDED_ROWS:
+        return table
+    return tag("details", tag("summary", f"All {min(len(rows), MAX_ROWS)} results"), table, class_="folded")
 
 
 def _is_verdict(view: RunView, finding: Finding) -> bool:

@@ -29,9 +29,9 @@ SectionMaker = Callable[[RunView], Section | None]
 
 SECTIONS: tuple[SectionMaker, ...] = (
     verdict_section,
+    loss_section,
     compared_section,
     side_by_side_section,
-    loss_section,
     norms_section,
     steps_section,
     sites_section,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from roundoff.diagnose.diagnosis import RunView, coverage_of
+from roundoff.report.explanation import edit_text
 from roundoff.report.findings_text import (
     code_of,
     describe_answer,
@@ -72,10 +73,12 @@ def _finding(finding: Finding, *, is_first: bool) -> Html:
 def _body(finding: Finding) -> Html:
     return join_html(
         *(tag("p", line) for line in finding.why.split("\n")),
-        *_labelled_line("tried", tried_text(finding)),
-        *_labelled_line("fix", finding.fix),
         *_labelled_line("source", finding.source),
         to_html(code_of(finding)),
+        *_labelled_line("tried", tried_text(finding)),
+        *_labelled_line("fix", finding.fix),
+        *(line for edit in finding.edits for line in _labelled_line("edit", edit_text(edit))),
+        *_labelled_line("id", finding.id),
         _jump(finding),
         _evidence(finding),
         *(_related_html(other) for other in finding.related),

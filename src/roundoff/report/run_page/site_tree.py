@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from roundoff.diagnose.diagnosis import RunView
 from roundoff.diagnose.numbers.site_ranges import DEEPEST, LOSING, NARROW, SiteNode, SiteRange, site_ranges, site_tree
 from roundoff.report.markup import Html, join_html, tag
 from roundoff.report.parts import percent
 from roundoff.report.run_page.section import Section, choose_steps
+from roundoff.runs import Finding, Severity
 
 MAX_SITES = 1500
 _DIFFERS = (
@@ -21,7 +22,8 @@ UNFOLDED = 40
 """A tree with at most this many sites is shown whole, of a larger one only the first levels."""
 
 _EXPLAINED = (
-    "Each line is a site with everything inside it, over the recorded steps. Introduced: the largest error that an op "
+    "Each line is a site with everything inside it, over the recorded steps; a badge marks what a finding names. "
+    "Introduced: the largest error that an op "
     "adds to that of its inputs, in ulp; roundoff record --reference fp64 measures it. Beyond FORMAT: the share "
     "of its tensors with a value outside the range of the format. Lost in FORMAT: the share of its elements that would "
     "become 0, if histograms were recorded. Subnormal, zero: the share of elements. The stronger the colour, the "
@@ -38,6 +40,7 @@ def sites_section(view: RunView) -> Section | None:
     shown = dict(list(ranges.items())[:MAX_SITES])
     tree = site_tree(shown)
     excess = site_excess(view)
+    health = site_health(view.findings)
     heads = ["site", "introduced", "absmax", "not finite", *(f"beyond {name}" for name in NARROW)]
     heads += [*(f"lost in {name}" for name in LOSING), "subnormal", "zero"]
     if excess is not None:
@@ -46,7 +49,7 @@ def sites_section(view: RunView) -> Section | None:
     depth = DEEPEST if len(shown) <= UNFOLDED else 1
     box = tag("input", type="search", autocomplete="off", spellcheck="false")
     filtering = tag("p", tag("label", "Filter ", box), " ", tag("output"), class_="filter", hidden=True)
-    rows = tag("div", *(_node(node, excess, depth=0, unfolded=depth) for node in tree), class_="site-rows")
+    rows = tag("div", *(_node(node, excess, health, depth=0, unfolded=depth) for node in tree), class_="site-rows")
     place = tag("div", join_html(head, rows), class_="scrolling", tabindex=0, role="region", aria_label="sites")
     left_out = len(ranges) - len(shown)
     num_steps = len({*view.run.steps, *view.run.replayed_steps})
@@ -62,6 +65,19 @@ def sites_section(view: RunView) -> Section | None:
         ),
         thinned=notes,
     )
+
+
+def site_health(findings: Sequence[Finding]) -> dict[str, Finding]:
+    """Return by site, and by what holds it, the gravest finding that names it; notes do not count."""
+    found: dict[str, Finding] = {}
+    for finding in findings:
+        owner = finding.site or (finding.parameter or "").rpartition(".")[0]
+        if finding.severity is Severity.NOTE or not owner:
+            continue
+        parts = owner.split(".")
+        for depth in range(1, len(parts) + 1):
+            found.setdefault(".".join(parts[:depth]), finding)
+    return found
 
 
 def site_excess(view: RunView) -> dict[str, float] | None:
@@ -80,17 +96,25 @@ def site_excess(view: RunView) -> dict[str, float] | None:
     return found
 
 
-def _node(node: SiteNode, excess: Mapping[str, float] | None, *, depth: int, unfolded: int) -> Html:
-    row = _row(node, excess, depth=depth)
+def _node(
+    node: SiteNode,
+    excess: Mapping[str, float] | None,
+    health: Mapping[str, Finding],
+    *,
+    depth: int,
+    unfolded: int,
+) -> Html:
+    row = _row(node, excess, health.get(node.site), depth=depth)
     if not node.children:
         return tag("div", row, class_="site leaf", data_site=node.site)
-    children = [_node(child, excess, depth=depth + 1, unfolded=unfolded) for child in node.children]
+    children = [_node(child, excess, health, depth=depth + 1, unfolded=unfolded) for child in node.children]
     return tag("details", tag("summary", row), *children, class_="site", data_site=node.site, open=depth < unfolded)
 
 
-def _row(node: SiteNode, excess: Mapping[str, float] | None, *, depth: int) -> Html:
+def _row(node: SiteNode, excess: Mapping[str, float] | None, finding: Finding | None, *, depth: int) -> Html:
     total = node.total
-    name = tag("span", node.name, class_="site-name", title=node.site, style=f"--depth:{depth}")
+    badge = [] if finding is None else [" ", tag("em", finding.rule, class_=f"severity {finding.severity}")]
+    name = tag("span", node.name, *badge, class_="site-name", title=node.site, style=f"--depth:{depth}")
     beyond = [_share(total.share_beyond(each)) for each in NARROW]
     return tag(
         "span",

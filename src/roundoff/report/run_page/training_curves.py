@@ -13,6 +13,10 @@ from roundoff.report.run_page.section import Section
 from roundoff.runs import CachedRun, ExceptionDetail, JsonValue, Metrics, Severity
 
 MAX_MARKS_OF_NORMS = 300
+_WHY_NOT_ALL = (
+    "in the first 20, and after them as often as the budget allows; roundoff run --every-step measures all, and lines "
+    "join the measured ones."
+)
 
 
 def norms_section(view: RunView) -> Section | None:
@@ -32,6 +36,10 @@ def norms_section(view: RunView) -> Section | None:
         return None
     num_skipped = sum(each.skipped for each in metrics)
     skipped = [tag("p", f"{num_skipped} of {len(metrics)} steps were skipped.")] if num_skipped else []
+    measured = sum(each.grad_norm is not None for each in metrics)
+    if 0 < measured < len(metrics):
+        words = f"Norms were measured in {measured} of {len(metrics)} steps: {_WHY_NOT_ALL}"
+        skipped.append(tag("p", words, class_="faint"))
     places = tag("div", *(place for place, _, _ in charts), class_="charts")
     return Section(
         key="norms",

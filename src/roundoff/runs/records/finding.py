@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
 import traceback
 from collections.abc import Iterable, Sequence
@@ -26,6 +27,21 @@ class Severity(StrEnum):
     NOTE = "note"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edit:
+    """One change to one line of the user's code; several of a fix use the line numbers before any of them."""
+
+    file: str
+    """As in `Finding.source`."""
+    line: int
+    """From 1."""
+    action: Literal["replace", "insert", "remove", "change"]
+    """Replace `old` by `new`, insert `new` before the line, remove the line; or change it, how is for the user."""
+    old: str | None = None
+    """Text of the line that is replaced, removed or to be changed."""
+    new: str | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Finding:
     """One thing that is wrong: what, where, since when, why, and what to change."""
@@ -47,6 +63,8 @@ class Finding:
     parameter: str | None = None
     source: str | None = None
     """`model.py:41`."""
+    edits: tuple[Edit, ...] = ()
+    """The fix as changes to the script, as far as its code says where."""
     evidence: tuple[JsonValue, ...] = ()
     """The measurements it rests on, as JSON values."""
     related: tuple[Finding, ...] = ()
@@ -60,9 +78,20 @@ class Finding:
         )
         return f"<Finding {place}: {self.title}>"
 
+    @property
+    def id(self) -> str:
+        """The code and four digits that are the same for the same fault in every run: they do not depend on the step.
+
+        >>> what = dict(rule="overflow", severity="error", confidence=1, title="", why="", fix="", site="attn")
+        >>> Finding(**what, step=3).id, Finding(**what, step=9).id, Finding(**what, op="aten.bmm#0").id
+        ('overflow-acb6', 'overflow-acb6', 'overflow-b9f6')
+        """
+        parts = "\0".join(part or "" for part in (self.rule, self.site, self.op, self.parameter))
+        return f"{self.rule}-{hashlib.sha256(parts.encode(errors='replace')).hexdigest()[:4]}"
+
     def to_object(self) -> dict[str, JsonValue]:
         """Return the finding as a JSON object, its fields in the order of docs/run-folder.md."""
-        value = object_of(self)
+        value = {"id": self.id} | object_of(self)
         value |= {"severity": str(self.severity), "related": [finding.to_object() for finding in self.related]}
         return {name: value[name] for name in FINDING_FIELDS}
 
@@ -73,6 +102,7 @@ class Finding:
 
 
 FINDING_FIELDS = (
+    "id",
     "rule",
     "severity",
     "confidence",
@@ -86,6 +116,7 @@ FINDING_FIELDS = (
     "title",
     "why",
     "fix",
+    "edits",
     "evidence",
     "related",
 )

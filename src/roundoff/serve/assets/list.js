@@ -69,17 +69,14 @@
     if (onlyFindings.selectedIndex < 0) onlyFindings.value = "";
   }
 
-  // Picking two
-
-  function boxOf(name) {
-    return [...table.querySelectorAll("input[name=run]")].find((box) => box.value === name);
-  }
+  // Picking runs
 
   function showPicks() {
     const words = byId("picked");
     if (picks.length === 2) words.textContent = `${picks[1]} against ${picks[0]}`;
     else if (picks.length === 1) words.textContent = `${picks[0]} is the reference; pick the run to compare with it.`;
-    else words.textContent = "Pick two runs to compare them.";
+    else if (picks.length > 2) words.textContent = `${picks.length} runs to overlay`;
+    else words.textContent = "Pick two runs to compare them, or any number to overlay their losses.";
     byId("swap").hidden = picks.length !== 2;
     byId("compare").disabled = picks.length !== 2;
   }
@@ -88,7 +85,6 @@
     const at = picks.indexOf(box.value);
     if (box.checked && at < 0) picks.push(box.value);
     if (!box.checked && at >= 0) picks.splice(at, 1);
-    if (picks.length > 2) boxOf(picks.splice(1, 1)[0]).checked = false; // the reference stays
     showPicks();
   }
 
@@ -182,6 +178,12 @@
   });
   form.addEventListener("submit", (event) => {
     event.preventDefault();
+    if (event.submitter?.id === "overlay") {
+      const shown = rows().filter((row) => !row.hidden && row.dataset.state !== "damaged").map((row) => row.dataset.run);
+      const names = picks.length ? picks : shown.slice(0, 50);
+      location.href = `/overlay?${new URLSearchParams(names.map((name) => ["run", name]))}`;
+      return;
+    }
     if (picks.length !== 2) return;
     location.href = `/compare?${new URLSearchParams({ reference: picks[0], candidate: picks[1] })}`;
   });

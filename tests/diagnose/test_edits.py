@@ -1,0 +1,96 @@
+"""Edits: the fix of a finding as changes of the script that ran."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from roundoff.diagnose.edits import with_edits
+from roundoff.runs import Edit, Finding, Run, Severity
+from tests.run_folders import write_run
+
+LOOP = """\
+import torch
+model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Softmax(dim=1))
+optimizer = torch.optim.SGD(model.parameters(), lr=30)
+scaler = torch.amp.GradScaler("cpu")
+for x in batches:
+    loss = criterion(model(x), reduction="sum")
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+"""
+
+
+def finding(rule: str, **place: object) -> Finding:
+    return Finding(rule=rule, severity=Severity.ERROR, confidence=1.0, title="", why="", fix="", **place)
+
+
+def run_of(folder: Path, script: str) -> Run:
+    (folder / "train.py").write_text(script)
+    os.utime(folder / "train.py", (0, 0))
+    return write_run(folder / "run", command=(str(folder / "train.py"),))
+
+
+def edits_of(folder: Path, rule: str, *, script: str = LOOP, **place: object) -> list[Edit]:
+    (found,) = with_edits(run_of(folder, script), [finding(rule, **place)], is_at_hand=True)
+    return list(found.edits)
+
+
+@pytest.mark.parametrize(
+    ("rule", "line", "action", "old", "new"),
+    [
+        ("missing-zero-grad", 7, "insert", None, "    optimizer.zero_grad()"),
+        ("lr-too-high", 3, "replace", "30", "0.3"),
+        ("loss-sum-reduction", 6, "replace", '"sum"', '"mean"'),
+        ("double-softmax", 2, "replace", ", torch.nn.Softmax(dim=1)", ""),
+        ("clip-before-unscale", 8, "insert", None, "    scaler.unscale_(optimizer)"),
+        ("not-in-optimizer", 3, "change", "optimizer = torch.optim.SGD(model.parameters(), lr=30)", None),
+    ],
+)
+def test_says_which_line_to_change_and_how(
+    tmp_path: Path, rule: str, line: int, action: str, old: str | None, new: str | None
+):
+    expected = Edit(file="train.py", line=line, action=action, old=old, new=new)
+    assert edits_of(tmp_path, rule) == [expected]
+
+
+def test_the_number_of_batches_comes_from_the_evidence(tmp_path: Path):
+    (edit,) = edits_of(tmp_path, "accumulation-not-averaged", evidence=({"num_backwards": 8, "factor": 1.0},))
+    assert (edit.old, edit.new) == ("loss.backward()", "(loss / 8).backward()")
+
+
+def test_moving_a_line_is_removing_and_inserting_it(tmp_path: Path):
+    script = LOOP.replace("    loss.backward()\n", "").replace(
+        "optimizer.step()", "loss.backward()\n    optimizer.step()"
+    )
+    removed, inserted = edits_of(tmp_path, "clip-before-backward", script=script)
+    assert (removed.action, removed.line, inserted.action, inserted.line) == ("remove", 7, "insert", 9)
+
+
+def test_other_findings_point_to_their_source_line_or_to_where_their_site_is_built(tmp_path: Path):
+    script = (
+        "class Net:\n    def __init__(self):\n        self.attn = make()\n    def forward(self): return self.attn()\n"
+    )
+    by_source = edits_of(tmp_path, "overflow", script=script, source="train.py:4")
+    (tmp_path / "other").mkdir()
+    by_site = edits_of(tmp_path / "other", "dead-units", script=script, site="blocks.0.attn")
+    assert [(edit.line, edit.action) for edit in (*by_source, *by_site)] == [(4, "change"), (3, "change")]
+
+
+@pytest.mark.parametrize("script", ["this is no code (", "", "loss.backward()\nother.backward()\n"])
+def test_code_that_does_not_say_where_leaves_the_edits_empty(tmp_path: Path, script: str):
+    assert edits_of(tmp_path, "missing-zero-grad", script=script) == []
+
+
+def test_files_are_read_only_where_the_script_just_ran_and_earlier_edits_are_kept(tmp_path: Path):
+    run = run_of(tmp_path, LOOP)
+    assert with_edits(run, [finding("missing-zero-grad")], is_at_hand=False)[0].edits == ()
+    found = with_edits(run, [finding("missing-zero-grad", step=3)], is_at_hand=True)
+    run.write_findings(found)
+    (kept,) = with_edits(run, [finding("missing-zero-grad", step=9)], is_at_hand=False)
+    assert kept.edits == found[0].edits != ()
+    assert Finding.from_object(json.loads(json.dumps(kept.to_object()))) == kept
