@@ -107,9 +107,7 @@ def sections_of(text: str, page: Path) -> list[Section]:
     blanked = FENCED.sub(lambda block: re.sub(r"[^\n]", " ", block[0]), text)
     starts = [*HEADING.finditer(blanked)]
     ends = [*(heading.start() for heading in starts[1:]), len(text)]
-    return [
-        _section(heading, text[heading.start() : end], page) for heading, end in zip(starts, ends, strict=True)
-    ]
+    return [_section(heading, text[heading.start() : end], page) for heading, end in zip(starts, ends, strict=True)]
 
 
 def _section(heading: re.Match[str], text: str, page: Path) -> Section:
