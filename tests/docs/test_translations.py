@@ -145,8 +145,10 @@ def differences(english: list[Section], chinese: list[Section]) -> Iterator[str]
         for number, (one, other) in enumerate(zip_longest(english, chinese), start=1)
         if one is None or other is None or one.level != other.level
     ]
-    yield from levels[:1]  # those that follow are its consequences
-    for one, other in zip(english, chinese, strict=False) if not levels else ():
+    if levels:
+        yield levels[0]  # those that follow are its consequences
+        return
+    for one, other in zip(english, chinese, strict=True):
         yield from (f"{one.heading!r}: {difference}" for difference in _differences_below(one, other))
 
 
