@@ -28,6 +28,7 @@ BENCHMARKS = "benchmarks.md"
 API = "api.md"
 FIGURES = re.compile(r"<!-- figures -->.*<!-- end of figures -->", re.S)
 PERFORMANCE = re.compile(r"^## Performance\n(.*?)^## ", re.S | re.M)
+CODE = re.compile(r"`([a-z-]+)`")
 LINK = re.compile(r"\]\((?!\w+:|#)([^)#\s]+)")
 
 
@@ -49,8 +50,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Make links between files of the repository lead to their pages, and codes to theirs; fill in generated parts."""
     uri = page.file.src_uri
-    if uri == CHECKLIST:
-        markdown = re.sub(r"`([a-z-]+)`", _link_code, fill_in_questions(markdown))
+    if uri in (CHECKLIST, f"zh/{CHECKLIST}"):
+        up = "../" if uri.startswith("zh/") else ""
+        markdown = CODE.sub(lambda word: _link_code(word, up), fill_in_questions(markdown))
     if uri == API:
         markdown = link_modules(markdown)
     if uri == BENCHMARKS:
@@ -79,5 +81,5 @@ def figures_of_readme() -> str:
     return f"## Figures\n{found[1]}"
 
 
-def _link_code(word: re.Match[str]) -> str:
-    return f"[{word[0]}](rules/{word[1]}.md)" if word[1] in CODES else word[0]
+def _link_code(word: re.Match[str], up: str) -> str:
+    return f"[{word[0]}]({up}rules/{word[1]}.md)" if word[1] in CODES else word[0]

@@ -13,13 +13,14 @@ TOPIC = re.compile(r"roundoff docs ([a-z][a-z-]*)")
 def test_without_a_topic_the_pages_are_listed_with_their_titles():
     answer = CliRunner().invoke(command_line, ["docs"])
     assert answer.exit_code == 0
-    assert "\nwatch                   Watch a training\n" in answer.output
-    assert len(answer.output.splitlines()) == len(list((ROOT / "docs").glob("*.md")))
+    assert "\nwatch                    Watch a training\n" in answer.output
+    assert "\nzh/watch                 监控训练\n" in answer.output
+    assert len(answer.output.splitlines()) == len(list((ROOT / "docs").rglob("*.md")))
 
 
 def test_a_page_is_printed_by_its_name_or_its_file():
-    page = (ROOT / "docs/exit-codes.md").read_text()
-    for topic in ("exit-codes", "docs/exit-codes.md"):
+    for topic in ("exit-codes", "docs/exit-codes.md", "zh/install"):
+        page = (ROOT / "docs" / topic.removeprefix("docs/")).with_suffix(".md").read_text()
         answer = CliRunner().invoke(command_line, ["docs", topic])
         assert (answer.exit_code, answer.output) == (0, page)
 

@@ -41,7 +41,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_there_is_a_page_for_every_rule_every_example_and_every_page_of_docs(site: Path):
     rules = {f"rules/{code}.html" for code in CODES}
     examples = {f"examples/{path.name}/index.html" for path in (ROOT / "examples").iterdir() if path.is_dir()}
-    pages = {f"{path.stem}.html" for path in (ROOT / "docs").glob("*.md")}
+    pages = {path.relative_to(ROOT / "docs").with_suffix(".html").as_posix() for path in (ROOT / "docs").rglob("*.md")}
     assert {page for page in rules | examples | pages if not (site / page).exists()} == set()
 
 
@@ -67,6 +67,7 @@ def test_an_asset_of_another_host_would_be_seen():
 
 def test_the_checklist_leads_to_the_rules_and_the_benchmarks_show_their_figures(site: Path):
     assert 'href="rules/overflow.html"' in (site / "my-training-is-wrong.html").read_text()
+    assert 'href="../rules/overflow.html"' in (site / "zh" / "my-training-is-wrong.html").read_text()
     assert "benchmarks/record_step.py" in (site / "benchmarks.html").read_text()
 
 

@@ -16,10 +16,10 @@ _PACKAGE = Path(__file__).parents[1]
 
 
 def pages() -> dict[str, Path]:
-    """Return the pages by topic; an editable installation has them where they are written."""
+    """Return the pages by topic, `zh/TOPIC` in Chinese; an editable installation has them where they are written."""
     folders = (_PACKAGE / "docs", _PACKAGE.parents[1] / "docs")
     found = next((folder for folder in folders if (folder / "index.md").is_file()), folders[0])
-    return {path.stem: path for path in sorted(found.glob("*.md"))}
+    return {path.relative_to(found).with_suffix("").as_posix(): path for path in sorted(found.rglob("*.md"))}
 
 
 @click.command("docs", epilog="Example: roundoff docs watch")
