@@ -219,6 +219,8 @@ class Watch(LoopFollower):
         self._num_phases = 0
         self._step_began_cpu = 0.0
         self._num_early_forwards = 0
+        self._opened_by_newcomer = False
+        """Whether the open step began with a call of a model that was not known before."""
         self._tape.on_loss = self._see_loss_function
         self._tape.lost_numbers = LostNumbersFinder(waits=False)
         self._tape.on_scalar = self._detector.see_scalar
@@ -437,6 +439,7 @@ class Watch(LoopFollower):
             self._move_to_own_folder()
         is_inside_transform = in_function_transform()  # then the models hold tensors that stand for others
         is_new = module is not None and not is_inside_transform and self._in_models(self._training.add_model, module)
+        self._opened_by_newcomer = bool(is_new)
         if is_new or self._in_facts(self._facts.has_thawed, self.clock.step):
             self.leaves = None  # its loss may reach other ones
             self._begin_phase()
@@ -525,7 +528,8 @@ class Watch(LoopFollower):
     def _is_another_start(self, module: nn.Module) -> bool:
         """Take in a model that the loop calls in an open step; say whether the step begins with it after all.
 
-        What was called before the first backward may have been a part of a model, or a model that was only tried out.
+        What was called before the first backward may have been a part of a model, or a model that was only tried out:
+        one of its own, an exported one for example, is soon gone, and no step that has used it can be played again.
         """
         snapshots, clock = self._snapshots, self.clock
         is_new = self._training.add_model(module)
@@ -536,12 +540,16 @@ class Watch(LoopFollower):
                 snapshots.latest.state.join(self._training, self._training.tensors())
             else:
                 snapshots.forget()  # what led to the present without it may not lead there any more
-        if clock.step or clock.has_begun or clock.in_step:
+        if clock.has_begun or clock.in_step:
             return False
-        self._num_early_forwards += 1
-        if not is_new and self._num_early_forwards > _MAX_STARTS and self._num_early_forwards.bit_count() != 1:
-            return False  # a policy acts thousands of times before it learns: starting anew each time takes too long
-        if not self._tape.begin_again():
+        if clock.step:
+            is_allowed = self.is_fully_watched or not self._has_ranks  # whose snapshots are those of the same steps
+            may_begin = self._opened_by_newcomer and not self._tape.is_paused and is_allowed
+        else:
+            # A policy acts thousands of times before it learns: starting anew each time takes too long.
+            self._num_early_forwards += 1
+            may_begin = is_new or self._num_early_forwards <= _MAX_STARTS or self._num_early_forwards.bit_count() == 1
+        if not may_begin or not self._tape.begin_again():
             return False
         snapshots.forget()
         return True
