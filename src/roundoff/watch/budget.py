@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import time
 
+from roundoff.replay.own_time import own_seconds
+
 _FREE_SECONDS_PER_STEP = 60e-6
 """A step so short that two empty hooks cost more than its share may still be watched for this long."""
 _START_SECONDS = 1.5
 """So much the steps that are watched in full may cost, whatever they take themselves."""
 _TAPING_CREDIT_SECONDS = 1.5
 """Taping may take this long once beyond the share: of short trainings, every step can be replayed."""
+
+_STRETCH_SECONDS = 0.25
+_MAX_STRETCH = 16.0
+"""How often it is measured how busy the machine is, and how much that may count."""
 
 START = "start"
 TAPING = "taping"
@@ -33,7 +39,8 @@ class TimeBudget:
         self._is_first = True
         self._aside: dict[str, float] = {}
         self._began_process = self._began = time.perf_counter()
-        self._began_training = (self._began, time.process_time())
+        self._began_training = (self._began, own_seconds())
+        self._stretch = (self._began, 1.0)
         self._ended: float | None = None
         self._replays = 0.0
         self._start = 0.0
@@ -89,22 +96,32 @@ class TimeBudget:
 
     def begin_training(self) -> None:
         """Take note that the first step begins."""
-        self._began_training = (time.perf_counter(), time.process_time())
+        self._began_training = (time.perf_counter(), own_seconds())
 
     def is_within_start(self, share: float) -> bool:
         """Say whether everything so far has cost no more than the start of a training may, or a share of the training.
 
-        In CPU time: where others use the machine, everything takes longer. Replays have limits of their own.
+        Replays have limits of their own.
         """
-        began, began_cpu = self._began_training
-        seconds = max(time.perf_counter() - began, 1e-9)
-        busy = min(1.0, (time.process_time() - began_cpu) / seconds)
-        own = max(seconds - self.total_seconds, 0.0)
-        return (self.total_seconds - self._replays) * busy <= max(_START_SECONDS, share * own * busy)
+        own = max(time.perf_counter() - self._began_training[0] - self.total_seconds, 0.0)
+        return self.total_seconds - self._replays <= max(_START_SECONDS * self._stretch_of_time(), share * own)
+
+    def _stretch_of_time(self) -> float:
+        """Return how much longer everything takes because others use the machine: seconds that are granted grow by it.
+
+        Otherwise a busy machine would leave fewer facts, and the diagnosis would find less.
+        """
+        now, (looked, stretch) = time.perf_counter(), self._stretch
+        if now - looked >= _STRETCH_SECONDS:
+            began, began_own = self._began_training
+            stretch = min(max((now - began) / max(own_seconds() - began_own, 1e-9), 1.0), _MAX_STRETCH)
+            self._stretch = (now, stretch)
+        return stretch
 
     def has_taped_cheaply(self, share: float) -> bool:
         """Say whether taping, after the first steps, has cost no more than its credit or a share of the training."""
-        return self._of_task.get(TAPING, 0.0) <= max(_TAPING_CREDIT_SECONDS, share * self.training_seconds)
+        credit = _TAPING_CREDIT_SECONDS * self._stretch_of_time()
+        return self._of_task.get(TAPING, 0.0) <= max(credit, share * self.training_seconds)
 
     def end_first_steps(self) -> None:
         """Count from now on against the share: the steps that are watched in full are over."""
@@ -162,11 +179,12 @@ class TimeBudget:
         if self._share <= 0:
             return False
         on_task = self._of_task.get(task, 0.0) + (self._last_of_task.get(task, 0.0) if wanted is None else wanted)
-        credit = min(self._of_task.get(TAPING, 0.0), _TAPING_CREDIT_SECONDS)
+        stretch = self._stretch_of_time()
+        credit = min(self._of_task.get(TAPING, 0.0), _TAPING_CREDIT_SECONDS * stretch)
         if task == TAPING:
-            if on_task <= _TAPING_CREDIT_SECONDS:
+            if on_task <= _TAPING_CREDIT_SECONDS * stretch:
                 return True
             on_task -= credit
-        allowed = max(self._share * self.training_seconds, _FREE_SECONDS_PER_STEP * self._num_steps)
+        allowed = max(self._share * self.training_seconds, _FREE_SECONDS_PER_STEP * self._num_steps * stretch)
         more = on_task - self._of_task.get(task, 0.0) + (credit if task == TAPING else 0.0)
         return on_task <= part * allowed and self._spent - credit + more <= allowed

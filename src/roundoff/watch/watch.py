@@ -30,6 +30,7 @@ from roundoff.replay.arguments import NotReplayable
 from roundoff.replay.device_memory import free_bytes, why_no_room
 from roundoff.replay.investigator import Investigator, TrainingStopped
 from roundoff.replay.lost_numbers import LostNumbersFinder
+from roundoff.replay.own_time import own_seconds
 from roundoff.replay.rank_consensus import num_ranks
 from roundoff.replay.replayed_step import ReplayedStep
 from roundoff.replay.snapshots import Snapshots
@@ -217,7 +218,7 @@ class Watch(LoopFollower):
         self._alert = range(0)
         self._has_ranks = False
         self._num_phases = 0
-        self._step_began_cpu = 0.0
+        self._step_began = 0.0
         self._num_early_forwards = 0
         self._opened_by_newcomer = False
         """Whether the open step began with a call of a model that was not known before."""
@@ -433,7 +434,7 @@ class Watch(LoopFollower):
         self.is_quiet = self._is_quiet_part = False
         self._spent_at_start = self._budget.spent_seconds
         if self.is_fully_watched:
-            self._step_began_cpu = time.process_time()
+            self._step_began = own_seconds()
         is_first = not self.clock.step and self._num_early_forwards <= _MAX_STARTS
         if is_first:
             self._move_to_own_folder()
@@ -649,11 +650,9 @@ class Watch(LoopFollower):
             self._in_journal(self._journal.flush)
         if detector.new or wanted is not None:
             self._be_alert(self.clock.step if wanted is None else wanted)
-        cpu_seconds = time.process_time() - self._step_began_cpu if self.is_fully_watched else 0.0
+        seconds = own_seconds() - self._step_began if self.is_fully_watched else 0.0
         new = detector.take_new()
-        self._in_replays(
-            self._investigator.handle, self._tape.so_far(), new, is_complete=is_complete, cpu_seconds=cpu_seconds
-        )
+        self._in_replays(self._investigator.handle, self._tape.so_far(), new, is_complete=is_complete, seconds=seconds)
         if self._settings.on_anomaly == "stop" and any(anomaly.kind != "exception" for anomaly in new):
             raise TrainingStopped(1)  # also where nothing could be investigated
         if self.at_step is not None and self.at_step[0] == self.clock.step:
