@@ -102,8 +102,8 @@ _ALERT_STEPS = 200
 """After an anomaly, this many steps are taped whatever it costs."""
 _PHASE_STEPS, _MAX_PHASES = 20, 4
 """So many steps are taped whatever it costs when a model joins that was not there at the start, and so often."""
-_STEPS_BETWEEN_TAPED = 256
-"""From the first of the quiet steps of several ranks that are taped again to the next."""
+_MIN_BETWEEN_TAPED, _MAX_BETWEEN_TAPED = 256, 4096
+"""From the first of the quiet steps of several ranks that are taped again to the next; it grows with the training."""
 _MODULE_SECONDS = 8e-6
 """What following one more module costs, about; torch's own share of that is `_HOOKED_SECONDS`."""
 _HOOKED_SECONDS = 2e-6
@@ -512,7 +512,8 @@ class Watch(LoopFollower):
         if self.is_fully_watched or self._settings.on_anomaly == "skip" or step in self._alert:
             return True
         if num_ranks() > 1:
-            return step < _TAPED_STEPS or step % _STEPS_BETWEEN_TAPED < _QUIET_STEPS
+            between = min(max(1 << step.bit_length() >> 4, _MIN_BETWEEN_TAPED), _MAX_BETWEEN_TAPED)
+            return step < _TAPED_STEPS or step % between < _QUIET_STEPS
         if step < _TAPED_STEPS and self._budget.has_taped_cheaply(_EARLY_SHARE):
             return True
         wanted = self._taped_step_seconds * self._snapshots.interval
