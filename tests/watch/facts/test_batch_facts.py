@@ -68,6 +68,22 @@ def test_a_batch_that_is_evaluated_with_gradients_is_not_the_one_that_is_trained
     assert found.criterion == "cross_entropy"
 
 
+def test_batches_whose_results_are_written_into_another_tensor_are_trained_on(tmp_path: Path) -> None:
+    model, batches = nn.Linear(3, 2), [torch.full((2, 3), float(i)) for i in range(3)]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train() -> None:
+        outputs = torch.zeros(3, 2, 2)
+        outputs[0] = model(batches[0])
+        outputs[1].copy_(model(batches[1]))
+        (outputs.sum() + model(batches[2]).sum()).backward()
+        optimizer.step()
+
+    result = taped(tmp_path / "run", train, num_steps=2)
+    given = [one for one in facts(result).tensors if one.place == "<model>[0]"]
+    assert [one.max for one in given] == [0.0, 1.0, 2.0]
+
+
 def test_every_sample_has_a_hash_that_only_its_own_values_decide(tmp_path: Path) -> None:
     model, x = nn.Linear(3, 2), torch.tensor([[1.0, 2, 3], [4, 5, 6], [1, 2, 3]])
     result = step(model, x, torch.tensor([0, 1, 0]), tmp_path / "run")

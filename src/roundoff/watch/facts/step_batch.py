@@ -102,7 +102,7 @@ def _trained_entries(tape: StepTape) -> list[TapeEntry]:
     }
     trained: set[int] = set()
     for entry, numbers in reversed(numbered):
-        if not needed.isdisjoint(numbers):
+        if not needed.isdisjoint(numbers) or _writes_into_another(entry):
             trained.add(id(entry))
             needed.update(found.number for found in _results(_given_to(entry)))
     models = {id(entry.module) for entry, _ in numbered if isinstance(entry, ModelEntry) and id(entry) in trained}
@@ -116,6 +116,14 @@ def _trained_entries(tape: StepTape) -> list[TapeEntry]:
         else:
             kept.append(entry)
     return kept
+
+
+def _writes_into_another(entry: TapeEntry) -> bool:
+    """Say whether a function writes into a tensor, or into what a view shows: `out[:, t] = ...` returns nothing."""
+    if not isinstance(entry, FunctionEntry):
+        return False
+    name = entry.function.__name__
+    return not entry.num_results or (name.endswith("_") and not name.endswith("__"))
 
 
 def _given_to(entry: TapeEntry) -> tuple[Any, ...]:
