@@ -11,6 +11,7 @@ from roundoff.watch.budget import TimeBudget
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(time, "process_time", lambda: now[0])
     monkeypatch.setattr("roundoff.watch.budget.own_seconds", lambda: now[0])
     return now
 
@@ -113,6 +114,10 @@ def test_the_start_may_cost_some_seconds_or_a_share(clock: list[float], monkeypa
     assert budget.is_within_start(1.0)
     monkeypatch.setattr("roundoff.watch.budget.own_seconds", lambda: clock[0] / 2)  # others use the machine as well
     clock[0] = 5.0
+    assert budget.is_within_start(0.0)
+    monkeypatch.setattr("roundoff.watch.budget.own_seconds", lambda: clock[0])
+    monkeypatch.setattr(time, "process_time", lambda: clock[0] / 2)  # or the disk
+    clock[0] = 6.0
     assert budget.is_within_start(0.0)
 
 

@@ -14,7 +14,7 @@ _TAPING_CREDIT_SECONDS = 1.5
 """Taping may take this long once beyond the share: of short trainings, every step can be replayed."""
 
 _STRETCH_SECONDS = 0.25
-_MAX_STRETCH = 16.0
+_MAX_STRETCH = 64.0
 """How often it is measured how busy the machine is, and how much that may count."""
 
 START = "start"
@@ -39,7 +39,7 @@ class TimeBudget:
         self._is_first = True
         self._aside: dict[str, float] = {}
         self._began_process = self._began = time.perf_counter()
-        self._began_training = (self._began, own_seconds())
+        self._began_training = (self._began, own_seconds(), time.process_time())
         self._stretch = (self._began, 1.0)
         self._ended: float | None = None
         self._replays = 0.0
@@ -96,15 +96,22 @@ class TimeBudget:
 
     def begin_training(self) -> None:
         """Take note that the first step begins."""
-        self._began_training = (time.perf_counter(), own_seconds())
+        self._began_training = (time.perf_counter(), own_seconds(), time.process_time())
 
     def is_within_start(self, share: float) -> bool:
         """Say whether everything so far has cost no more than the start of a training may, or a share of the training.
 
         Replays have limits of their own.
         """
-        own = max(time.perf_counter() - self._began_training[0] - self.total_seconds, 0.0)
-        return self.total_seconds - self._replays <= max(_START_SECONDS * self._stretch_of_time(), share * own)
+        began, _, began_cpu = self._began_training
+        seconds = max(time.perf_counter() - began, 1e-9)
+        idle = seconds / max(
+            time.process_time() - began_cpu, seconds / _MAX_STRETCH
+        )  # a busy disk is waited for as well
+        own = max(seconds - self.total_seconds, 0.0)
+        return self.total_seconds - self._replays <= max(
+            _START_SECONDS * max(self._stretch_of_time(), idle), share * own
+        )
 
     def _stretch_of_time(self) -> float:
         """Return how much longer everything takes because others use the machine: seconds that are granted grow by it.
@@ -113,7 +120,7 @@ class TimeBudget:
         """
         now, (looked, stretch) = time.perf_counter(), self._stretch
         if now - looked >= _STRETCH_SECONDS:
-            began, began_own = self._began_training
+            began, began_own, _ = self._began_training
             stretch = min(max((now - began) / max(own_seconds() - began_own, 1e-9), 1.0), _MAX_STRETCH)
             self._stretch = (now, stretch)
         return stretch
