@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from roundoff.replay.replayed_step import cut_batch, mean_loss
+from roundoff.replay.player import OutOfTime
+from roundoff.replay.replayed_step import ReplayedStep, cut_batch, mean_loss
 from tests.replay.taped import Taped, taped
 
 Pair = namedtuple("Pair", "inputs mask")
@@ -96,3 +98,30 @@ def test_only_what_is_as_long_as_the_batch_is_cut() -> None:
     assert cut_batch(torch.arange(4), 4, slice(2)).tolist() == [0, 1]
     assert cut_batch(torch.arange(3), 4, slice(2)).tolist() == [0, 1, 2]
     assert cut_batch(torch.tensor(4), 4, slice(2)).item() == 4
+
+
+class Slow(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.num_calls = 0
+        self.seconds = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(100):
+            time.sleep(self.seconds)
+            self.num_calls += 1
+            x = self.layer(x)
+        return x
+
+
+def test_a_model_that_takes_long_is_ended_when_the_time_is_over(tmp_path: Path) -> None:
+    model = Slow()
+    result = trained(model, torch.ones(1, 2), tmp_path / "run")
+    step = ReplayedStep(result.training, *result.path, result.sites, until=time.monotonic() + 0.2)
+    with step.in_state():
+        model.num_calls, model.seconds = 0, 0.05
+        with pytest.raises(OutOfTime):
+            step.play()
+        assert model.num_calls < 10
+    model(torch.ones(1, 2))  # nothing of ours ends it now

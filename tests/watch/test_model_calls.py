@@ -105,3 +105,24 @@ def test_the_flight_recorder_knows_the_module_that_is_running(watch: Watch) -> N
     model.inner.register_forward_pre_hook(look)
     model(torch.ones(1, 2))
     assert seen == [("<model>", "inner")]
+
+
+def test_a_step_begins_after_a_model_that_was_only_tried_out_between_two_steps(watch: Watch) -> None:
+    model = in_training()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.step()
+    nn.Sequential(model.inner)(torch.ones(1, 2)).sum().item()  # gone when the step is played again
+    loss = model(torch.ones(1, 2)).sum()
+    assert [call.module for call in calls(watch)] == [model]
+    loss.backward()
+    optimizer.step()
+    assert watch._snapshots.path_to(1, among=[watch._tape.so_far()]) is not None
+
+
+def test_a_step_begins_with_a_new_model_whose_result_it_uses(watch: Watch) -> None:
+    model = in_training()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.step()
+    encoder = nn.Linear(2, 2)
+    model(encoder(torch.ones(1, 2))).sum().backward()
+    assert [call.module for call in calls(watch)] == [encoder, model]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -20,6 +19,7 @@ from roundoff.record.session import Recording
 from roundoff.record.source_lines import Sources
 from roundoff.replay.arguments import NotReplayable
 from roundoff.replay.op_catcher import OpCatcher
+from roundoff.replay.own_time import own_seconds
 from roundoff.replay.player import (
     ReplayOutcome,
     all_finite,
@@ -131,16 +131,14 @@ class Investigator:
         """Tell the other ranks that this one does not replay any more, so that they do not either."""
         self.ranks.lose(f"rank {self._writer.rank} {why}")
 
-    def handle(
-        self, tape: StepTape, anomalies: Sequence[Anomaly], *, is_complete: bool, cpu_seconds: float = 0.0
-    ) -> None:
+    def handle(self, tape: StepTape, anomalies: Sequence[Anomaly], *, is_complete: bool, seconds: float = 0.0) -> None:
         """Record or investigate the step that has ended, and stop or undo it as the settings say.
 
         Args:
             tape: what the loop did in the step so far.
             anomalies: what was seen in it.
             is_complete: whether the optimizer has stepped, so that the replay can be compared to the end.
-            cpu_seconds: what the step took, by which it is judged how long recording it will take.
+            seconds: what the step took, by which it is judged how long recording it will take.
         """
         seen = [anomaly for anomaly in anomalies if anomaly.kind != "exception"]
         wanted = tape.step if self._has_raised_alone(anomalies) else self._step_to_investigate(tape, seen)
@@ -148,7 +146,7 @@ class Investigator:
             is_spike = any(anomaly.kind == "spike" for anomaly in seen)
             self._investigate_together(wanted, tape, is_complete=is_complete, is_spike=is_spike)
         elif tape.step in self._recorded_steps and not seen:
-            self._record_together(tape, is_complete=is_complete, cpu_seconds=cpu_seconds)
+            self._record_together(tape, is_complete=is_complete, seconds=seconds)
         self._note_loss()
         if seen and self._on_anomaly == "stop":
             raise TrainingStopped(1)
@@ -203,10 +201,10 @@ class Investigator:
             self._leave_out(f"Step {step} and others cannot be replayed: {why}.")
         return path if why is None else None
 
-    def _record_together(self, tape: StepTape, *, is_complete: bool, cpu_seconds: float) -> None:
+    def _record_together(self, tape: StepTape, *, is_complete: bool, seconds: float) -> None:
         path = self._path_to(tape.step, tape)
         if self._all_agree(f"record-{tape.step}", _describe_path(path)) and path is not None:
-            settings = _EVERYTHING if self.ranks.several else self._affordable_settings(tape, cpu_seconds)
+            settings = _EVERYTHING if self.ranks.several else self._affordable_settings(tape, seconds)
             if settings is not None:
                 with announcing(f"recording step {tape.step}"), self._replaying():
                     self.record(path, is_complete=is_complete, settings=settings)
@@ -214,20 +212,20 @@ class Investigator:
             why = tape.why_not_replayable or "no snapshot leads to it"
             self._writer.note(f"Step {tape.step} could not be recorded: {why}.")
 
-    def _affordable_settings(self, tape: StepTape, cpu_seconds: float) -> RecordingSettings | None:
+    def _affordable_settings(self, tape: StepTape, seconds: float) -> RecordingSettings | None:
         """Return what of a step's ops can be recorded in time, or None; what is left out is noted."""
         num_ops = estimate_ops(tape)
-        limit = min(max(_RECORD_RATIO * cpu_seconds, _MIN_RECORD_SECONDS), _MAX_RECORD_SECONDS)
+        limit = min(max(_RECORD_RATIO * seconds, _MIN_RECORD_SECONDS), _MAX_RECORD_SECONDS)
         self._max_record_seconds = limit
         allowed = f"{limit:.2g} s are allowed"
         if self.compiles:
-            cpu_seconds = 0.0  # most of it was the compiler's, which a replay does without
+            seconds = 0.0  # most of it was the compiler's, which a replay does without
         elif tape.step == 0:
-            cpu_seconds = max(cpu_seconds - _FIRST_CALLS_SECONDS, 0.0)
-        wanted = 3 * cpu_seconds + num_ops * 0.5e-3
+            seconds = max(seconds - _FIRST_CALLS_SECONDS, 0.0)
+        wanted = 3 * seconds + num_ops * 0.5e-3
         if wanted <= limit:
             return _EVERYTHING
-        if 1.5 * cpu_seconds + num_ops * 0.2e-3 <= limit:
+        if 1.5 * seconds + num_ops * 0.2e-3 <= limit:
             what = "without inputs and histograms"
             self._leave_out(
                 f"Step {tape.step} is recorded {what}: they would take about {wanted:.0f} s, and {allowed}."
@@ -284,7 +282,7 @@ class Investigator:
         """Replay a step into the events of the run itself."""
         step = path[1][-1].step
         sources = replay_sources()
-        began = time.process_time()
+        began = own_seconds()
         session = self._recording(_EventsOnly(self._writer), step, settings, sources=sources)
         outcome = replay_steps(
             self._training,
@@ -298,7 +296,7 @@ class Investigator:
         if not self.ranks.several:
             self._see_forward(path)
         if step == 0 and outcome.first_difference is None and outcome.error is None and not self.ranks.several:
-            if 2 * (time.process_time() - began) <= self._max_record_seconds:
+            if 2 * (own_seconds() - began) <= self._max_record_seconds:
                 self._record_perturbed(path)
             else:
                 self._leave_out("Step 0 is not recorded a second time with rounded weights: the first took too long.")
@@ -392,7 +390,7 @@ class Investigator:
 
     def _try_changes(self, path: ReplayPath, *, is_spike: bool) -> None:
         """Play the steps that led to a bad one with one thing changed at a time, and write the results."""
-        step, until = path[1][-1].step, time.process_time() + _WHAT_IF_SECONDS
+        step, until = path[1][-1].step, own_seconds() + _WHAT_IF_SECONDS
         try:
             for found in try_changes(
                 self._training, path, self._sites, bad_site=self._bad_site(step), is_spike=is_spike, until=until

@@ -13,7 +13,8 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from roundoff.kernels.host_copies import Reading, read_now
 from roundoff.record.accelerator import restore_torch
@@ -270,7 +271,7 @@ class Player:
         if call.module.training != is_training or self._is_training is not None:
             call.module.train(is_training)
         args, kwargs = self._fill_in(call.args), self._fill_in(call.kwargs)
-        with self._in_ambient(call.ambient):
+        with self._in_ambient(call.ambient), _ending_modules_at(self._until):
             if call.replaced:
                 output = torch.func.functional_call(call.module, self._fill_in(call.replaced), args, kwargs)
             else:
@@ -356,6 +357,22 @@ class Player:
                     known = self._change(known)
                 self._external[id(external)] = known
         return known
+
+
+@contextlib.contextmanager
+def _ending_modules_at(until: float) -> Iterator[None]:
+    """Inside the block, let the next module that is called raise `OutOfTime` when the time is over."""
+
+    def check(_: nn.Module, __: Any) -> None:
+        if time.monotonic() > until:
+            raise OutOfTime
+
+    hook = None if math.isinf(until) else register_module_forward_pre_hook(check)
+    try:
+        yield
+    finally:
+        if hook is not None:
+            hook.remove()
 
 
 class StepPlayer:

@@ -176,7 +176,7 @@ class ReplayRequests:
     """Lets a rank ask the others to replay a step with it, by small files in the run folder that all share."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self._prefix = str(folder / "replay" / "wanted-")
 
     def ask(self, step: int, *, at: int) -> None:
         """Ask for a replay of `step` when step `at` has ended."""
@@ -191,13 +191,12 @@ class ReplayRequests:
 
     def at(self, step: int) -> int | None:
         """Return the step to replay when `step` has ended, or None; about 2 us if there is none."""
-        path = self._path(step)
-        if not os.path.exists(path):
+        if not os.path.exists(f"{self._prefix}{step}"):
             return None
         try:
-            return int(read_bytes(path, max_bytes=20))
+            return int(read_bytes(self._path(step), max_bytes=20))
         except (OSError, ValueError):
             return None
 
     def _path(self, step: int) -> Path:
-        return self._folder / "replay" / f"wanted-{step}"
+        return Path(f"{self._prefix}{step}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from torch import nn
 
 from roundoff.record.loop.sites import Sites
 from roundoff.record.structure import parameters_of
+from roundoff.replay.own_time import own_seconds
 from roundoff.replay.player import StepPlayer, all_finite, discarding_output
 from roundoff.replay.replayed_step import updates
 from roundoff.replay.snapshots import ReplayPath
@@ -68,17 +68,17 @@ def try_changes(
         sites: names of modules.
         bad_site: where the first bad value was computed, if that is known.
         is_spike: the loss of the bad step is finite, and jumped.
-        until: when to stop, by the process's CPU time: on a busy machine no less is tried.
+        until: when to stop, as `own_seconds` says it: on a busy machine no less is tried.
     """
     losses = [float(tape.losses[-1]) for tape in path[1][-2:] if tape.losses]
     limit = sum(losses) / 2 if is_spike and len(losses) == 2 else None
     changes = _changes_for(training, path[1], sites, bad_site)
-    began = time.process_time()
+    began = own_seconds()
     if not changes or play_changed(training, path, limit=limit)[0]:
         return
-    seconds = time.process_time() - began
+    seconds = own_seconds() - began
     for change in changes:
-        if time.process_time() + seconds > until:
+        if own_seconds() + seconds > until:
             return
         with contextlib.suppress(Exception):  # the user's code may not accept what was changed
             is_good, found = play_changed(training, path, change, limit=limit)

@@ -6,6 +6,7 @@ import time
 
 import torch
 
+from roundoff.replay.own_time import own_seconds
 from roundoff.replay.rank_consensus import num_ranks
 from roundoff.replay.snapshots import Snapshots
 from roundoff.replay.state import Training
@@ -36,12 +37,15 @@ _PHASE_STEPS, _MAX_PHASES = 20, 4
 """This many steps are taped whatever it costs when a model joins after the start, and this often."""
 _QUIET_STEPS = 16
 """After this many steps with few checks, the budget is checked again for more."""
-_STEPS_BETWEEN_TAPED = 256
-"""From the first of the quiet steps of several ranks that are taped again to the next."""
+_MIN_BETWEEN_TAPED, _MAX_BETWEEN_TAPED = 256, 4096
+"""From the first of the quiet steps of several ranks that are taped again to the next; it grows with the training."""
 _MODULE_SECONDS = 8e-6
 """What following one more module costs, about."""
 _INNER_SHARE = 0.005
 """Modules inside others are followed, for the sake of reports of crashes and hangs, if that costs less than this."""
+_STRETCH_SECONDS = 0.25
+_MAX_STRETCH = 64.0
+"""How often it is measured how busy the machine is, and how much that may count."""
 
 START = "start"
 TAPING = "taping"
@@ -65,7 +69,8 @@ class TimeBudget:
         self._is_first = True
         self._aside: dict[str, float] = {}
         self._began_process = self._began = time.perf_counter()
-        self._began_training = (self._began, time.process_time())
+        self._began_training = (self._began, own_seconds(), time.process_time())
+        self._stretch = (self._began, 1.0)
         self._ended: float | None = None
         self._replays = 0.0
         self._start = 0.0
@@ -121,22 +126,39 @@ class TimeBudget:
 
     def begin_training(self) -> None:
         """Take note that the first step begins."""
-        self._began_training = (time.perf_counter(), time.process_time())
+        self._began_training = (time.perf_counter(), own_seconds(), time.process_time())
 
     def is_within_start(self, share: float) -> bool:
         """Say whether everything so far has cost no more than the start of a training may, or a share of the training.
 
-        In CPU time: where others use the machine, everything takes longer. Replays have limits of their own.
+        Replays have limits of their own.
         """
-        began, began_cpu = self._began_training
+        began, _, began_cpu = self._began_training
         seconds = max(time.perf_counter() - began, 1e-9)
-        busy = min(1.0, (time.process_time() - began_cpu) / seconds)
+        idle = seconds / max(
+            time.process_time() - began_cpu, seconds / _MAX_STRETCH
+        )  # a busy disk is waited for as well
         own = max(seconds - self.total_seconds, 0.0)
-        return (self.total_seconds - self._replays) * busy <= max(_START_SECONDS, share * own * busy)
+        return self.total_seconds - self._replays <= max(
+            _START_SECONDS * max(self._stretch_of_time(), idle), share * own
+        )
+
+    def _stretch_of_time(self) -> float:
+        """Return how much longer everything takes because others use the machine: seconds that are granted grow by it.
+
+        Otherwise a busy machine would leave fewer facts, and the diagnosis would find less.
+        """
+        now, (looked, stretch) = time.perf_counter(), self._stretch
+        if now - looked >= _STRETCH_SECONDS:
+            began, began_own, _ = self._began_training
+            stretch = min(max((now - began) / max(own_seconds() - began_own, 1e-9), 1.0), _MAX_STRETCH)
+            self._stretch = (now, stretch)
+        return stretch
 
     def has_taped_cheaply(self, share: float) -> bool:
         """Say whether taping, after the first steps, has cost no more than its credit or a share of the training."""
-        return self._of_task.get(TAPING, 0.0) <= max(_TAPING_CREDIT_SECONDS, share * self.training_seconds)
+        credit = _TAPING_CREDIT_SECONDS * self._stretch_of_time()
+        return self._of_task.get(TAPING, 0.0) <= max(credit, share * self.training_seconds)
 
     def end_first_steps(self) -> None:
         """Count from now on against the share: the steps that are watched in full are over."""
@@ -194,12 +216,13 @@ class TimeBudget:
         if self._share <= 0:
             return False
         on_task = self._of_task.get(task, 0.0) + (self._last_of_task.get(task, 0.0) if wanted is None else wanted)
-        credit = min(self._of_task.get(TAPING, 0.0), _TAPING_CREDIT_SECONDS)
+        stretch = self._stretch_of_time()
+        credit = min(self._of_task.get(TAPING, 0.0), _TAPING_CREDIT_SECONDS * stretch)
         if task == TAPING:
-            if on_task <= _TAPING_CREDIT_SECONDS:
+            if on_task <= _TAPING_CREDIT_SECONDS * stretch:
                 return True
             on_task -= credit
-        allowed = max(self._share * self.training_seconds, _FREE_SECONDS_PER_STEP * self._num_steps)
+        allowed = max(self._share * self.training_seconds, _FREE_SECONDS_PER_STEP * self._num_steps * stretch)
         more = on_task - self._of_task.get(task, 0.0) + (credit if task == TAPING else 0.0)
         return on_task <= part * allowed and self._spent - credit + more <= allowed
 
@@ -247,7 +270,8 @@ class StepSchedule:
         if self._settings.on_anomaly == "skip" or step in self._alert:
             return True
         if num_ranks() > 1:
-            return step < _TAPED_STEPS or step % _STEPS_BETWEEN_TAPED < _QUIET_STEPS
+            between = min(max(1 << step.bit_length() >> 4, _MIN_BETWEEN_TAPED), _MAX_BETWEEN_TAPED)
+            return step < _TAPED_STEPS or step % between < _QUIET_STEPS
         if step < _TAPED_STEPS and self._budget.has_taped_cheaply(_EARLY_SHARE):
             return True
         wanted = self.taped_step_seconds * snapshots.interval

@@ -31,6 +31,7 @@ from roundoff.record.loop.step_clock import PHASES
 from roundoff.replay.arguments import NotReplayable
 from roundoff.replay.investigator import Investigator, TrainingStopped
 from roundoff.replay.lost_numbers import LostNumbersFinder
+from roundoff.replay.own_time import own_seconds
 from roundoff.replay.rank_consensus import num_ranks
 from roundoff.replay.replayed_step import ReplayedStep
 from roundoff.replay.snapshots import Snapshots, free_bytes, why_no_room
@@ -196,8 +197,10 @@ class Watch(LoopFollower):
         self._tape_seconds = 0.0
         self._spent_at_start = 0.0
         self._has_ranks = False
-        self._step_began_cpu = 0.0
+        self._step_began = 0.0
         self._num_early_forwards = 0
+        self._opened_by_newcomer = False
+        """Whether the open step began with a call of a model that was not known before."""
         self._tape.on_loss = self._see_loss_function
         self._tape.lost_numbers = LostNumbersFinder(waits=False)
         self._tape.on_scalar = self._detector.see_scalar
@@ -449,12 +452,13 @@ class Watch(LoopFollower):
         self.is_quiet = self._is_quiet_part = False
         self._spent_at_start = self._budget.spent_seconds
         if self.is_fully_watched:
-            self._step_began_cpu = time.process_time()
+            self._step_began = own_seconds()
         is_first = not self.clock.step and self._num_early_forwards <= _MAX_STARTS
         if is_first:
             self._move_to_own_folder()
         is_inside_transform = in_function_transform()  # then the models hold tensors that stand for others
         is_new = module is not None and not is_inside_transform and self._in_models(self._training.add_model, module)
+        self._opened_by_newcomer = bool(is_new)
         if is_new or self._in_facts(self._facts.has_thawed, self.clock.step):
             self.leaves = None  # its loss may reach other ones
             self._schedule.begin_phase(self.clock.step)
@@ -528,7 +532,8 @@ class Watch(LoopFollower):
     def _is_another_start(self, module: nn.Module) -> bool:
         """Take in a model that the loop calls in an open step; say whether the step begins with it after all.
 
-        What was called before the first backward may have been a part of a model, or a model that was only tried out.
+        What was called before the first backward may have been a part of a model, or a model that was only tried out:
+        one of its own, an exported one for example, is soon gone, and no step that has used it can be played again.
         """
         snapshots, clock = self._snapshots, self.clock
         is_new = self._training.add_model(module)
@@ -539,12 +544,16 @@ class Watch(LoopFollower):
                 snapshots.latest.state.join(self._training, self._training.tensors())
             else:
                 snapshots.forget()  # what led to the present without it may not lead there any more
-        if clock.step or clock.has_begun or clock.in_step:
+        if clock.has_begun or clock.in_step:
             return False
-        self._num_early_forwards += 1
-        if not is_new and self._num_early_forwards > _MAX_STARTS and self._num_early_forwards.bit_count() != 1:
-            return False  # a policy acts thousands of times before it learns: starting anew each time takes too long
-        if not self._tape.begin_again():
+        if clock.step:
+            is_allowed = self.is_fully_watched or not self._has_ranks  # whose snapshots are those of the same steps
+            may_begin = self._opened_by_newcomer and not self._tape.is_paused and is_allowed
+        else:
+            # A policy acts thousands of times before it learns: starting anew each time takes too long.
+            self._num_early_forwards += 1
+            may_begin = is_new or self._num_early_forwards <= _MAX_STARTS or self._num_early_forwards.bit_count() == 1
+        if not may_begin or not self._tape.begin_again():
             return False
         snapshots.forget()
         return True
@@ -636,11 +645,9 @@ class Watch(LoopFollower):
             self._in_journal(self._journal.flush)
         if detector.new or wanted is not None:
             self._schedule.be_alert(self.clock.step if wanted is None else wanted)
-        cpu_seconds = time.process_time() - self._step_began_cpu if self.is_fully_watched else 0.0
+        seconds = own_seconds() - self._step_began if self.is_fully_watched else 0.0
         new = detector.take_new()
-        self._in_replays(
-            self._investigator.handle, self._tape.so_far(), new, is_complete=is_complete, cpu_seconds=cpu_seconds
-        )
+        self._in_replays(self._investigator.handle, self._tape.so_far(), new, is_complete=is_complete, seconds=seconds)
         if self._settings.on_anomaly == "stop" and any(anomaly.kind != "exception" for anomaly in new):
             raise TrainingStopped(1)  # also where nothing could be investigated
         if self.at_step is not None and self.at_step[0] == self.clock.step:

@@ -34,6 +34,15 @@ def test_samples_that_come_again_are_counted_within_their_epoch(tmp_path: Path) 
     assert "12 of 24 samples in the epoch that begins with step 0 are repetitions" in finding.why
 
 
+def test_samples_of_a_loader_that_follows_are_not_counted_with_those_of_the_first(tmp_path: Path) -> None:
+    samples = [[n // 2 for n in shuffled(step)] for step in range(6)] + [[90, 91, 92, 93]] * 6
+    calls = epochs(0, num_steps=NUM_STEPS, num_batches=6, sampler="RandomSampler")
+    batches = [BatchFacts(step=step, tensors=(tensor(hash=str(numbers)),)) for step, numbers in enumerate(samples)]
+    hashes = [(step, "sample", "<model>[0]", number) for step, numbers in enumerate(samples) for number in numbers]
+    finding = only(duplicate_samples, write_run(tmp_path / "run", batches, calls, hash_rows(hashes)))
+    assert "12 of 24 samples in the epoch that begins with step 0 are repetitions" in finding.why
+
+
 def test_the_same_samples_in_the_next_epoch_are_as_they_should(tmp_path: Path) -> None:
     assert duplicate_samples(run_of(tmp_path / "run", [shuffled(step) for step in range(NUM_STEPS)])) == []
 

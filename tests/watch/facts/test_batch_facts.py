@@ -51,6 +51,39 @@ def test_tensors_inside_of_other_containers_are_found_and_each_is_reported_once(
     assert places == [("<model>[0]", False), ("cross_entropy[1]", True)]
 
 
+def test_a_batch_that_is_evaluated_with_gradients_is_not_the_one_that_is_trained_on(tmp_path: Path) -> None:
+    model, labels = nn.Linear(3, 2), torch.tensor([0, 1])
+    test, batch = torch.ones(2, 3), torch.full((2, 3), 2.0)
+    kept: list[Tensor] = []
+
+    def train() -> None:
+        output = model(test)
+        kept.extend((output, F.mse_loss(output, torch.ones(2, 2))))  # alive, as where an average is printed later
+        F.cross_entropy(model(batch), labels).backward()
+
+    result = taped(tmp_path / "run", train)
+    found = facts(result)
+    assert {one.place for one in found.tensors if one.is_target} == {"cross_entropy[1]"}
+    assert [one.max for one in found.tensors if one.place == "<model>[0]"] == [2.0]
+    assert found.criterion == "cross_entropy"
+
+
+def test_batches_whose_results_are_written_into_another_tensor_are_trained_on(tmp_path: Path) -> None:
+    model, batches = nn.Linear(3, 2), [torch.full((2, 3), float(i)) for i in range(3)]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train() -> None:
+        outputs = torch.zeros(3, 2, 2)
+        outputs[0] = model(batches[0])
+        outputs[1].copy_(model(batches[1]))
+        (outputs.sum() + model(batches[2]).sum()).backward()
+        optimizer.step()
+
+    result = taped(tmp_path / "run", train, num_steps=2)
+    given = [one for one in facts(result).tensors if one.place == "<model>[0]"]
+    assert [one.max for one in given] == [0.0, 1.0, 2.0]
+
+
 def test_every_sample_has_a_hash_that_only_its_own_values_decide(tmp_path: Path) -> None:
     model, x = nn.Linear(3, 2), torch.tensor([[1.0, 2, 3], [4, 5, 6], [1, 2, 3]])
     result = step(model, x, torch.tensor([0, 1, 0]), tmp_path / "run")

@@ -214,7 +214,7 @@ def duplicate_samples(run: Run) -> Finding | None:
     for rank, place, seen in first_inputs(run):
         if math.prod(seen[0][1].shape[1:]) < _MIN_SAMPLE_SIZE or _are_compared(run, rank, place):
             continue
-        for epoch in training_epochs(run, rank):
+        for epoch in map(_pass_of, training_epochs(run, rank)):
             if epoch.detail.replacement or epoch.detail.sampler == "DistributedSampler":
                 break
             hashes = _drawn_samples(run, rank, place, epoch)
@@ -226,6 +226,12 @@ def duplicate_samples(run: Run) -> Finding | None:
             if is_much and not _is_oversampling(hashes) and (is_by_sampler or _is_systematic(hashes)):
                 return _duplicates_finding(run, epoch, place, hashes, again, rank)
     return None
+
+
+def _pass_of(epoch: Epoch) -> Epoch:
+    """Return an epoch without steps after its last batch: another loader, with a dataset of its own, may follow."""
+    num = epoch.detail.num_batches
+    return epoch if not num else replace(epoch, end_step=min(epoch.end_step, epoch.first_step + num))
 
 
 def _are_compared(run: Run, rank: int, place: str) -> bool:

@@ -17,7 +17,15 @@ from roundoff.kernels.summaries import summarize
 from roundoff.record.loop.sites import Sites
 from roundoff.record.tensor_bytes import bytes_of, file_dtype
 from roundoff.replay.arguments import ExternalTensor, Result, external_tensors_in, references
-from roundoff.replay.step_tape import FunctionEntry, ModelEntry, StepTape, TapeEntry, flatten_entries
+from roundoff.replay.step_tape import (
+    BackwardEntry,
+    FunctionEntry,
+    ModelEntry,
+    StepTape,
+    TapeEntry,
+    flatten_entries,
+    number_results,
+)
 from roundoff.replay.swapping import local_part
 from roundoff.replay.tape_recorder import is_loss_name
 from roundoff.runs import BatchFacts, HashColumns, JsonValue, RunWriter, TensorFacts
@@ -47,7 +55,7 @@ def batch_facts_of(
     hashes: list[tuple[str, int]] = []
     criterion: FunctionEntry | ModelEntry | None = None
     with torch.no_grad():
-        for entry in flatten_entries(tape.entries):
+        for entry in _trained_entries(tape):
             if is_loss(entry):
                 criterion = entry  # type: ignore[assignment]
         computed = _computed_places(tape, sites)
@@ -75,12 +83,57 @@ def batch_facts_of(
 def external_tensors(tape: StepTape, sites: Sites) -> Iterator[tuple[str, Tensor, bool]]:
     """Yield each external tensor of a step once: its first use, its values, whether a loss used it."""
     met: set[int] = set()
-    for entry in flatten_entries(tape.entries):
+    for entry in _trained_entries(tape):
         for place, external in _external_of(entry, sites):
             x = external.copy
             if id(external) not in met and not (x.is_nested or x.is_meta):  # which have no shape or values to describe
                 met.add(id(external))
                 yield place, local_part(x), is_loss(entry)
+
+
+def _trained_entries(tape: StepTape) -> list[TapeEntry]:
+    """Return the entries of a step without those of evaluations with gradients, whose batches are not trained on.
+
+    Those are the calls of a trained model whose results no backward of the step needs, and what is computed from them.
+    """
+    numbered = number_results(tape.entries)
+    needed = {
+        found.number for entry, _ in numbered if isinstance(entry, BackwardEntry) for found in _results(entry.roots)
+    }
+    trained: set[int] = set()
+    for entry, numbers in reversed(numbered):
+        if not needed.isdisjoint(numbers) or _writes_into_another(entry):
+            trained.add(id(entry))
+            needed.update(found.number for found in _results(_given_to(entry)))
+    models = {id(entry.module) for entry, _ in numbered if isinstance(entry, ModelEntry) and id(entry) in trained}
+    evaluated: set[int] = set()
+    kept: list[TapeEntry] = []
+    for entry, numbers in numbered:
+        is_of_model = isinstance(entry, ModelEntry) and id(entry.module) in models
+        uses_one = any(found.number in evaluated for found in _results(_given_to(entry)))
+        if id(entry) not in trained and numbers and (is_of_model or uses_one):
+            evaluated.update(numbers)
+        else:
+            kept.append(entry)
+    return kept
+
+
+def _writes_into_another(entry: TapeEntry) -> bool:
+    """Say whether a function writes into a tensor, or into what a view shows: `out[:, t] = ...` returns nothing."""
+    if not isinstance(entry, FunctionEntry):
+        return False
+    name = entry.function.__name__
+    return not entry.num_results or (name.endswith("_") and not name.endswith("__"))
+
+
+def _given_to(entry: TapeEntry) -> tuple[Any, ...]:
+    if isinstance(entry, ModelEntry):
+        return entry.args, entry.kwargs, entry.replaced
+    return (entry.args, entry.kwargs) if isinstance(entry, FunctionEntry) else ()
+
+
+def _results(value: Any) -> Iterator[Result]:
+    return (found for found in references(value) if isinstance(found, Result))
 
 
 def is_loss(entry: TapeEntry) -> bool:
@@ -97,7 +150,7 @@ def _computed_places(tape: StepTape, sites: Sites) -> set[str]:
         for entry in flatten_entries(tape.entries)
         if isinstance(entry, ModelEntry)
         for place, value in _arguments_of(entry, sites)
-        if any(isinstance(found, Result) for found in references(value))
+        if any(_results(value))
     }
 
 
