@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from roundoff.record.loop.sites import LOOP, Sites
 from roundoff.record.source_lines import Sources
@@ -17,6 +18,7 @@ from roundoff.replay.lost_numbers import LostNumbersFinder, lost_in_tensor
 from roundoff.replay.player import replay_sources
 from roundoff.replay.replayed_step import ReplayedStep
 from roundoff.replay.state import parameters_of
+from roundoff.replay.step_tape import StepEntry, flatten_entries
 from roundoff.runs import CriterionCall, LossTermsProbe, LostNumbers
 from roundoff.torch_private import FunctionMode, calls_of_modules, hidden_from_modes
 
@@ -34,15 +36,22 @@ def forward_facts(step: ReplayedStep) -> list[CriterionCall | LossTermsProbe | L
         counters = list(_held_counters(step))
         held = {id(p) for optimizer in step.training.optimizers for p in parameters_of(optimizer)}
         held |= {id(p) for optimizer in step.training.recipes() for p, _ in optimizer.stand_ins}
+        stepping = {id(p) for optimizer in _stepping(step) for p in parameters_of(optimizer)} & held
         of_models = [set(map(id, model.parameters())) for model in step.training.models]
         others = {number for numbers in of_models if numbers.isdisjoint(held) for number in numbers}
         roots = [root for root in player.roots if type(root) is Tensor and root.numel() == 1][:_MAX_LOSSES]
-        sums = [terms.terms_of(root, held=held, others=others) for root in roots]
+        sums = [terms.terms_of(root, held=held, stepping=stepping or held, others=others) for root in roots]
     for failure in (criteria.failure, terms.failure, numbers.finder.failure):
         if failure is not None:
             raise failure
     lost = [replace(each, step=step.tape.step) for each in (*numbers.finder.take(), *counters)]
     return [*criteria.found, *sums, *lost]
+
+
+def _stepping(step: ReplayedStep) -> list[Optimizer]:
+    """Return the optimizers that step in the step; none if a recipe or a scaler steps for them."""
+    entries = flatten_entries(step.tape.entries)
+    return [] if step.training.recipes() else [e.optimizer for e in entries if isinstance(e, StepEntry)]
 
 
 class _LostNumbersWatcher(FunctionMode):

@@ -140,8 +140,7 @@ def _find_first_cut(run: Run, looks: Sequence[Structure]) -> Finding | None:
     ops = forward_ops(run)
     if not looks or not ops:
         return None
-    histories = parameter_histories(run, first_rank(run))
-    missing = {name for name, history in histories.items() if history.is_always_missing}
+    missing = _always_missing(run)
     without = [p for p in looks[0].parameters if p.name in missing and p.requires_grad and not p.is_reached]
     reached = {p.site for p in looks[0].parameters if p.is_reached}
     first = next((op for op in ops if op.first.site in reached), None)
@@ -158,6 +157,17 @@ def _find_first_cut(run: Run, looks: Sequence[Structure]) -> Finding | None:
     started = {op.first.site for op in ops if op.first.order <= cut.first.order}
     before = [p for p in without if p.site in started]
     return _cut_finding(cut, before, is_detach=is_detach) if before else None
+
+
+def _always_missing(run: Run) -> set[str]:
+    """Return the parameters without a gradient in any measured step; one that joins late may not have been measured."""
+    last = max((metric.step for metric in run.metrics(rank=first_rank(run))), default=0)
+    histories = parameter_histories(run, first_rank(run))
+    return {
+        name
+        for name, history in histories.items()
+        if history.is_always_missing and max(history.steps) >= _MIN_COURSE * last
+    }
 
 
 def _find_flat_op(run: Run, looks: Sequence[Structure]) -> Finding | None:
@@ -236,7 +246,7 @@ def _find_empty_steps(run: Run, looks: Sequence[Structure]) -> Finding | None:
 
 def _find_unused_model(run: Run, looks: Sequence[Structure]) -> Finding | None:
     """Find a model that runs with its graph in every step, whose optimizer steps, and that never has a gradient."""
-    missing = {name for name, found in parameter_histories(run, first_rank(run)).items() if found.is_always_missing}
+    missing = _always_missing(run)
     models: dict[str, list[ParameterFacts]] = {}
     for parameter in looks[0].parameters if looks else ():
         if parameter.name is not None and parameter.requires_grad:

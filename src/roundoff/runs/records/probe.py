@@ -308,9 +308,9 @@ class LossTerm:
     """A term of a loss that reaches no parameter that an optimizer holds."""
 
     value: float | None
-    kind: Literal["number", "computed", "outside", "elsewhere"]
+    kind: Literal["number", "computed", "outside", "elsewhere", "not-stepped"]
     """A Python number; a tensor without a gradient, computed from the models or from elsewhere; a term whose gradient
-    reaches only parameters that no optimizer holds."""
+    reaches only parameters that no optimizer holds, or only those of optimizers that do not step in this step."""
     source: str | None
     """The line that adds it."""
 
@@ -325,7 +325,9 @@ class LossTermsProbe:
     num_terms: int
     """The terms that have a gradient."""
     terms: tuple[LossTerm, ...]
-    """Those that reach no parameter that an optimizer holds."""
+    """Those that reach no parameter that an optimizer holds, or none of one that steps in this step."""
+    reached: tuple[str, ...] = optional_field(())
+    """The lines of those that do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
