@@ -24,6 +24,7 @@ from roundoff.watch.budget import TimeBudget
 from roundoff.watch.facts.average_twins import AverageTwins
 from roundoff.watch.facts.eval_inputs import EvalInputs
 from roundoff.watch.facts.gradient_rows import GradientRows
+from roundoff.watch.facts.label_predictor import KeptPairs
 from roundoff.watch.facts.random_draws import RandomDraws
 from roundoff.watch.facts.step_batch import BatchSamples, batch_facts_of, criterion_input_facts, external_tensors
 from roundoff.watch.facts.structure import OptimizerNames, start_values, structure_of
@@ -31,7 +32,6 @@ from roundoff.watch.facts.target_twins import TargetTwins
 from roundoff.watch.facts.tensor_hashes import RankHashes
 from roundoff.watch.facts.weight_averages import WeightAverages
 from roundoff.watch.journal import is_kept
-from roundoff.watch.probes.label_predictor import KeptPairs
 
 _Result = TypeVar("_Result")
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from roundoff.watch.probes.label_predictor import KeptPairs
+from roundoff.watch.facts.label_predictor import KeptPairs
 
 
 def explained(x: Tensor, target: Tensor) -> tuple[float, float]:
