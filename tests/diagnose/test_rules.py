@@ -21,6 +21,8 @@ ORDER = """
 native-crash killed hang interrupted
 invalid-access native-leak
 stepping-stopped
+layer-made-in-forward
+target-never-updated
 stale-optimizer-parameters unregistered-parameter not-in-optimizer frozen
 graph-cut
 loss-term-unreachable
@@ -93,11 +95,13 @@ loader-workers-alike
 dataset-mutated
 duplicate-samples
 eval-input-scale
+train-eval-overlap
 running-stats-lost
 tiny-norm-batch
+random-numbers-repeated
 stochastic-eval
 train-eval-gap
-labels-independent
+frozen-untrained labels-independent
 eval-loss-rising
 data-not-shuffled
 stays-at-guessing
@@ -117,33 +121,34 @@ domain-error: accumulation-not-averaged cancellation clip-after-step clip-before
     step-on-scaled-gradients
 duplicate-samples: loader-workers-alike
 eval-loss-rising: eval-input-scale norm-statistics-nonfinite running-stats-frozen running-stats-lost stochastic-eval
-    train-eval-gap
+    train-eval-gap train-eval-overlap
 exception: collective-mismatch domain-error loss-nonfinite loss-scale-overflow masked-softmax no-valid-targets
     nonfinite-input nonfinite-update norm-statistics-nonfinite overflow step-on-nonfinite-gradients
     step-on-scaled-gradients unused-parameter
-graph-cut: stale-optimizer-parameters
+frozen: frozen-untrained
 gradient-underflow: consumed-overflow saturated-softmax
 gradients-not-reduced: unused-parameter
+graph-cut: stale-optimizer-parameters
 hang: collective-mismatch
 ids-through-float: positions-rounded
 initial-loss: exploding-activations input-scale
 input-scale: consumed-overflow domain-error masked-softmax nonfinite-update overflow
-labels-independent: axes-confused batch-mixing classes-in-order graph-cut labels-misaligned order-ignored
-    units-without-gradient update-below-ulp
+labels-independent: axes-confused batch-mixing classes-in-order graph-cut labels-misaligned layer-made-in-forward
+    order-ignored units-without-gradient update-below-ulp
 loss-nonfinite: accumulation-not-averaged cancellation clip-after-step clip-before-backward domain-error double-step
     loss-scale-collapsed loss-scale-overflow loss-sum-reduction loss-unbounded-below lr-too-high masked-softmax
     missing-zero-grad no-valid-targets nonfinite-input nonfinite-update norm-statistics-nonfinite overflow
     step-on-nonfinite-gradients step-on-scaled-gradients
-loss-term-unreachable: graph-cut not-in-optimizer
 loss-spike: accumulation-not-averaged classes-in-order clip-after-step clip-before-backward domain-error double-step
-    input-scale loss-nonfinite loss-scale-overflow loss-sum-reduction loss-unbounded-below lr-too-high
-    masked-softmax missing-zero-grad no-valid-targets nonfinite-input nonfinite-update norm-statistics-nonfinite
-    overflow step-on-nonfinite-gradients step-on-scaled-gradients
+    input-scale loss-nonfinite loss-scale-overflow loss-sum-reduction loss-unbounded-below lr-too-high masked-softmax
+    missing-zero-grad no-valid-targets nonfinite-input nonfinite-update norm-statistics-nonfinite overflow
+    step-on-nonfinite-gradients step-on-scaled-gradients
+loss-term-unreachable: graph-cut not-in-optimizer
 lr-too-high: accumulation-not-averaged clip-after-step clip-before-backward double-step exploding-activations
     input-scale loss-sum-reduction loss-unbounded-below missing-zero-grad step-on-scaled-gradients
-lr-too-low: clip-before-unscale constant-softmax consumed-overflow dead-units gradient-underflow graph-cut
-    lr-too-high lr-zero missing-step saturated-softmax scheduler-rate stepping-stopped update-below-ulp
-    vanishing-gradients zero-grad-before-step
+lr-too-low: clip-before-unscale constant-softmax consumed-overflow dead-units gradient-underflow graph-cut lr-too-high
+    lr-zero missing-step saturated-softmax scheduler-rate stepping-stopped update-below-ulp vanishing-gradients
+    zero-grad-before-step
 nonfinite-update: accumulation-not-averaged cancellation clip-after-step clip-before-backward double-step
     loss-scale-collapsed loss-sum-reduction loss-unbounded-below lr-too-high missing-zero-grad
     step-on-scaled-gradients
@@ -151,20 +156,19 @@ norm-statistics-nonfinite: accumulation-not-averaged cancellation clip-after-ste
     loss-scale-collapsed loss-sum-reduction loss-unbounded-below lr-too-high missing-zero-grad
     step-on-scaled-gradients
 order-ignored: axes-confused
-overflow: accumulation-not-averaged cancellation clip-after-step clip-before-backward double-step
-    loss-scale-collapsed loss-sum-reduction loss-unbounded-below lr-too-high missing-zero-grad
-    step-on-scaled-gradients
+overflow: accumulation-not-averaged cancellation clip-after-step clip-before-backward double-step loss-scale-collapsed
+    loss-sum-reduction loss-unbounded-below lr-too-high missing-zero-grad step-on-scaled-gradients
 rank-buffers-differ: gradients-not-reduced rank-init-mismatch
 running-stats-frozen: eval-mode-training
 running-stats-lost: constant-input dead-units zero-init
-step-on-nonfinite-gradients: accumulation-not-averaged cancellation clip-after-step clip-before-backward
-    domain-error double-step loss-scale-collapsed loss-scale-overflow loss-sum-reduction loss-unbounded-below
-    lr-too-high masked-softmax missing-zero-grad no-valid-targets nonfinite-input nonfinite-update
-    norm-statistics-nonfinite overflow step-on-scaled-gradients
+step-on-nonfinite-gradients: accumulation-not-averaged cancellation clip-after-step clip-before-backward domain-error
+    double-step loss-scale-collapsed loss-scale-overflow loss-sum-reduction loss-unbounded-below lr-too-high
+    masked-softmax missing-zero-grad no-valid-targets nonfinite-input nonfinite-update norm-statistics-nonfinite
+    overflow step-on-scaled-gradients
 stepping-stopped: domain-error loss-scale-overflow masked-softmax no-valid-targets nonfinite-input nonfinite-update
     norm-statistics-nonfinite overflow
 train-eval-gap: eval-input-scale norm-statistics-nonfinite running-stats-frozen running-stats-lost stochastic-eval
-    tiny-norm-batch
+    tiny-norm-batch train-eval-overlap
 units-without-gradient: constant-softmax dead-units eval-mode-training graph-cut zero-init
 vanishing-gradients: constant-input dead-units symmetric-init zero-init
 """

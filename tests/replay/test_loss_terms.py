@@ -15,7 +15,9 @@ OTHER = nn.Linear(4, 2)
 """A model that no optimizer trains."""
 
 
-def kinds_in(make_loss: Callable[[nn.Module, Tensor], Tensor], *, held: bool = True) -> list[str]:
+def kinds_in(
+    make_loss: Callable[[nn.Module, Tensor], Tensor], *, held: bool = True, other_is_held: bool = False
+) -> list[str]:
     """Return the kinds of terms without a path to a parameter, in a loss of a small model."""
     torch.manual_seed(0)
     model, x = nn.Linear(4, 2), torch.randn(8, 4)
@@ -25,13 +27,20 @@ def kinds_in(make_loss: Callable[[nn.Module, Tensor], Tensor], *, held: bool = T
     assert watcher.failure is None
     known = {id(p) for p in model.parameters()} if held else set()
     others = {id(p) for p in OTHER.parameters()}
-    return [term.kind for term in watcher.terms_of(loss, held=known, others=others).terms]
+    of_all = known | others if other_is_held else known
+    found = watcher.terms_of(loss, held=of_all, stepping=known, others=others - of_all)
+    return [term.kind for term in found.terms]
 
 
 def test_detached_terms_and_numbers_are_found() -> None:
     assert kinds_in(lambda model, x: model(x).mean() + model(x).square().mean().detach()) == ["computed"]
     assert kinds_in(lambda model, x: model(x).mean() * 2 + 0.1 * model(x).std().item()) == ["number"]
     assert kinds_in(lambda model, x: torch.stack([model(x).mean(), x.mean()]).sum()) == ["outside"]
+
+
+def test_terms_for_an_optimizer_that_does_not_step_are_found() -> None:
+    assert kinds_in(lambda model, x: model(x).mean() + OTHER(x).mean(), other_is_held=True) == ["not-stepped"]
+    assert kinds_in(lambda _, x: OTHER(x).mean() + OTHER(x).square().mean(), other_is_held=True) == []
 
 
 def test_terms_with_a_gradient_are_fine() -> None:

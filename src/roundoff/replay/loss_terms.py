@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Set
 from typing import Any, Literal, NamedTuple
 from weakref import ref
 
@@ -91,24 +91,32 @@ class LossTermWatcher(FunctionMode):
         known = self._computed.get(id(x))
         return known is not None and known() is x
 
-    def terms_of(self, loss: Tensor, *, held: Container[int], others: Container[int]) -> LossTermsProbe:
-        """Return the terms of a loss that reach no parameter of an optimizer.
+    def terms_of(self, loss: Tensor, *, held: Set[int], stepping: Set[int], others: Set[int]) -> LossTermsProbe:
+        """Return the terms of a loss that reach no parameter of an optimizer, or none of one that steps on them.
 
         Args:
             loss: what backward starts from.
             held: the ids of the parameters that optimizers hold.
+            stepping: those of the optimizers that step in this step.
             others: the ids of those of models of which no optimizer holds any.
         """
         inside, ends = _addends(loss.grad_fn)
         found = [term for node, term in self._terms if node in inside][-_MAX_TERMS:]
+        sources = {node: self._line(self._lines.get(node, -1)) for node in ends}
         reaching = {node: _reaches(node, held=held, others=others) for node in ends}
-        if any(reaching.values()):
-            found += [
-                LossTerm(value=None, kind="elsewhere", source=self._line(self._lines.get(node, -1)))
-                for node, does_reach in reaching.items()
-                if does_reach is False
-            ]
-        return LossTermsProbe(step=self._step, loss=float(loss.detach()), num_terms=len(ends), terms=tuple(found))
+        steps_on = {node: _reaches(node, held=stepping, others=others | held) for node in ends}
+        unreached = [node for node in ends if reaching[node] is False] if any(reaching.values()) else []
+        found += [LossTerm(value=None, kind="elsewhere", source=sources[node]) for node in unreached]
+        if any(steps_on[node] is not False for node in ends):  # if all are, the whole loss has no effect
+            unused = [node for node in ends if reaching[node] and steps_on[node] is False]
+            found += [LossTerm(value=None, kind="not-stepped", source=sources[node]) for node in unused]
+        return LossTermsProbe(
+            step=self._step,
+            loss=float(loss.detach()),
+            num_terms=len(ends),
+            terms=tuple(found),
+            reached=tuple(source for node, source in sources.items() if steps_on[node] and source is not None),
+        )
 
 
 def _cancel(a: Any, b: Any = 0) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from roundoff.precision.optimizer import RecipeOptimizer
 from roundoff.record.loop.sites import LOOP, Sites
@@ -26,7 +27,7 @@ from roundoff.replay.player import OutOfTime, Player, discarding_output, replay_
 from roundoff.replay.python_state import own_attributes
 from roundoff.replay.snapshots import Snapshot
 from roundoff.replay.state import Training
-from roundoff.replay.step_tape import BackwardEntry, ModelEntry, StepTape, flatten_entries
+from roundoff.replay.step_tape import BackwardEntry, ModelEntry, StepEntry, StepTape, flatten_entries
 from roundoff.runs import CriterionCall, LossTermsProbe, LostNumbers, SpikeProbe
 from roundoff.torch_private import FunctionMode, calls_of_modules, hidden_from_modes, local_tensor, seen_as_in_training
 
@@ -276,15 +277,22 @@ def forward_facts(step: ReplayedStep) -> list[CriterionCall | LossTermsProbe | L
         counters = list(_held_counters(step))
         held = {id(p) for optimizer in step.training.optimizers for p in parameters_of(optimizer)}
         held |= {id(p) for optimizer in step.training.recipes() for p, _ in optimizer.stand_ins}
+        stepping = {id(p) for optimizer in _stepping(step) for p in parameters_of(optimizer)} & held
         of_models = [set(map(id, model.parameters())) for model in step.training.models]
         others = {number for numbers in of_models if numbers.isdisjoint(held) for number in numbers}
         roots = [root for root in player.roots if type(root) is Tensor and root.numel() == 1][:_MAX_LOSSES]
-        sums = [terms.terms_of(root, held=held, others=others) for root in roots]
+        sums = [terms.terms_of(root, held=held, stepping=stepping or held, others=others) for root in roots]
     for failure in (criteria.failure, terms.failure, numbers.finder.failure):
         if failure is not None:
             raise failure
     lost = [replace(each, step=step.tape.step) for each in (*numbers.finder.take(), *counters)]
     return [*criteria.found, *sums, *lost]
+
+
+def _stepping(step: ReplayedStep) -> list[Optimizer]:
+    """Return the optimizers that step in the step; none if a recipe or a scaler steps for them."""
+    entries = flatten_entries(step.tape.entries)
+    return [] if step.training.recipes() else [e.optimizer for e in entries if isinstance(e, StepEntry)]
 
 
 class _LostNumbersWatcher(FunctionMode):

@@ -63,6 +63,11 @@ _HAVE_A_DOMAIN = frozenset({
     "acos", "asin", "acosh", "atanh", "logit", "exp", "softmax", "log_softmax",
 })  # fmt: skip
 """Functions that may give NaN or infinity for finite arguments."""
+_DRAW = frozenset({
+    "randn", "randn_like", "rand", "rand_like", "normal", "normal_", "uniform_", "exponential_", "log_normal_",
+    "cauchy_",
+})  # fmt: skip
+"""Functions whose numbers depend on a generator, and on nothing else."""
 _ALIASING = frozenset({"__get__", "detach", "view", "reshape", "flatten", "t", "transpose", "__getitem__"})
 """Functions whose result shares memory with their argument: writing into it may write into a model."""
 _DISPATCH_SECONDS = 2e-6
@@ -121,6 +126,8 @@ class TapeRecorder(FunctionMode):
         """Called with every tensor that the loop reads as a number or checks for being finite."""
         self.on_loop_value: Callable[[str, tuple[Any, ...], Any], None] | None = None
         """Called with functions outside of any graph that may give NaN: their names, arguments and results."""
+        self.on_draw: Callable[[str, Any], None] | None = None
+        """Called with functions that draw random numbers: their names and results."""
         self.lost_numbers: LostNumbersFinder | None = None
         """Looks at what the loop computes between steps, which no replay shows."""
         self._is_state = is_state
@@ -372,6 +379,8 @@ class TapeRecorder(FunctionMode):
             result = self._run_taken(func, args, kwargs)
         if kind.is_loss:
             self._look(self.on_loss, args, result)
+        elif kind.draws and not self.is_paused:
+            self._look(self.on_draw, kind.name, result)
         return result
 
     def _run_taken(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -507,7 +516,7 @@ def _is_called_functionally() -> bool:
 class _FunctionKind:
     """What a torch function may do to a step; worked out once for each, since steps call many."""
 
-    __slots__ = ("computes", "has_domain", "is_aliasing", "is_loss", "may_write", "name", "reads_scalar")
+    __slots__ = ("computes", "draws", "has_domain", "is_aliasing", "is_loss", "may_write", "name", "reads_scalar")
 
     def __init__(self, func: Any) -> None:
         self.name = name = getattr(func, "__name__", "")
@@ -516,6 +525,7 @@ class _FunctionKind:
         self.is_loss = is_loss_name(name)
         self.is_aliasing = name in _ALIASING
         self.has_domain = name in _HAVE_A_DOMAIN
+        self.draws = name in _DRAW
         self.may_write = self.is_aliasing or name[-1:] == "_"
 
 

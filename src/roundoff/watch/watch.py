@@ -205,6 +205,7 @@ class Watch(LoopFollower):
         self._tape.lost_numbers = LostNumbersFinder(waits=False)
         self._tape.on_scalar = self._detector.see_scalar
         self._tape.on_loop_value = self._see_loop_value
+        self._tape.on_draw = self._see_draw
         self._loop_values = LoopValues(writer)
         self._investigator = Investigator(
             writer,
@@ -939,9 +940,10 @@ class Watch(LoopFollower):
         if self._states.num_followed and call.is_by_loop and torch.is_grad_enabled() and not self.clock.microbatch:
             self._in_states(self._states.see_batch, self.clock.step, site, args, call.keyword_arguments())
         if not is_in_training(call.module):
-            self._in_facts(self._facts.evaluated, call.module, self.clock.step, args)
-        if self.is_fully_watched and call.is_by_loop and not torch.is_grad_enabled():
-            self._facts.asked()
+            self._in_facts(self._facts.evaluated, call.module, self.clock.step, args, call.keyword_arguments())
+        if call.is_by_loop and not torch.is_grad_enabled():
+            fully = self.is_fully_watched
+            self._in_facts(self._facts.asked, call.module, args, self.clock.step, fully=fully)
         if self._tape.is_paused:
             is_evaluation = not torch.is_grad_enabled() and call.is_by_loop and not is_in_training(call.module)
             self._choose_followed(is_evaluation=is_evaluation)
@@ -1228,6 +1230,10 @@ class Watch(LoopFollower):
         step = self.clock.step + self.clock.is_over  # what comes between two steps is for the next
         self._in_facts(self._loop_values.see, function, args, result, step=step, line=self._tape.loop_line)
 
+    def _see_draw(self, function: str, drawn: Any) -> None:
+        step = self.clock.step + self.clock.is_over
+        self._in_facts(self._facts.see_draw, function, drawn, step, self._tape.loop_line())
+
     def _tape_failed(self, error: Exception) -> None:
         text = str(error) if isinstance(error, NotReplayable) else f"{type(error).__name__}: {error}"
         self._tape.step.why_not_replayable = text
@@ -1279,11 +1285,13 @@ class Watch(LoopFollower):
         seconds = self._settings.probe_seconds
         if self.state is WatchState.STOPPED or self.anomalies or self._writer.info.ranks > 1 or seconds <= 0:
             return
+        is_suspicious = not self._detector.loss_has_fallen
+        if is_suspicious:
+            self._in_facts(self._facts.try_predicting, self.clock.step)
         path = self._snapshots.path_to_last()
         if path is None or why_no_room(self._training) is not None:
             return
         with self.replaying():
-            is_suspicious = not self._detector.loss_has_fallen
             LastStepProbes(self._writer, seconds=seconds).run(
                 self._training, path, self.sites, is_suspicious=is_suspicious
             )

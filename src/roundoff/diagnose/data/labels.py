@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import mean, median
 
 from roundoff.diagnose import needs
@@ -19,9 +19,9 @@ from roundoff.diagnose.loop_facts import (
 from roundoff.diagnose.rule import Code, FaultEffect, error, note, on_first_rank, rule, warning
 from roundoff.diagnose.step_flow import PRODUCTS, Flow
 from roundoff.diagnose.wording import format_short
-from roundoff.runs import BatchFacts, Finding, OverfitProbe, Run, TensorFacts
+from roundoff.runs import BatchFacts, Finding, OverfitProbe, ParameterFacts, PredictorProbe, Run, TensorFacts
 from roundoff.runs.records.event import ops_of
-from roundoff.words import plural
+from roundoff.words import join_names, plural
 
 _MIN_TRAINED_STEPS = 100
 _NEAR_CHANCE = 0.93
@@ -37,6 +37,9 @@ _STAYED, _NEAR_BY_HAND = 0.9, 1.1
 most this many times as high."""
 _MIN_PER_CLASS = 10
 _SQUARES = ("mse_loss", "MSELoss")
+_PREDICTED = 0.05
+"""A small model that explains this much more of the targets than by chance shows that they follow from the inputs."""
+_DEFAULT_SPREAD = 0.1
 _FROZEN_SHARE = 0.05
 """A model of which less is frozen is not hindered by that."""
 
@@ -50,9 +53,18 @@ def _overfit_probe(run: Run) -> str | None:
 
 @rule(
     Code(
+        name="frozen-untrained",
+        means="The loss stays at chance level, and layers that do not train have torch's random start values: no "
+        "training has ever changed them, and no weights were loaded into them.",
+        detected="The start values of frozen weights fill exactly the range that torch draws from.",
+        fix="Load trained weights into these layers, after the last change to the model, or let them train.",
+    ),
+    Code(
         name="labels-independent",
         means="The loss stays at chance level, although the same model and optimizer can memorize a single batch: "
         "labels and inputs do not belong together.",
+        detected="One batch can be learned, the dataset cannot, and a small model of roundoff's own does not predict "
+        "the labels of kept samples either.",
         fix="Look at some samples with their labels: files sorted differently, inputs shuffled without their labels, "
         "an index off by one.",
         follows_from=(
@@ -61,6 +73,7 @@ def _overfit_probe(run: Run) -> str | None:
             "classes-in-order",
             "graph-cut",
             "labels-misaligned",
+            "layer-made-in-forward",
             "order-ignored",
             "units-without-gradient",
             "update-below-ulp",
@@ -76,11 +89,20 @@ def _overfit_probe(run: Run) -> str | None:
     ],
 )
 def independent_labels(run: Run) -> Finding | None:
-    """Find a training that stays at chance level, although the same optimizer can memorize a single batch."""
+    """Find a training that stays at chance level, although the same optimizer can memorize a single batch.
+
+    If a small model predicts labels that it was not given from the inputs, they do belong together: then it is
+    something else. Frozen layers with random start values are such a cause.
+    """
     chance, losses = _chance(run), _finite_losses(run)
     if chance is None or len(losses) < _MIN_TRAINED_STEPS or not _is_at_chance(losses, chance):
         return None
-    late = _late_loss(losses)
+    late, predictor = _late_loss(losses), _predictor(run)
+    untrained = _untrained_and_frozen(run)
+    if untrained:
+        return _frozen_finding(untrained, run, chance=chance, late=late, num_steps=len(losses))
+    if predictor is not None:
+        return None
     for probe in run.probes(OverfitProbe):
         tried = [loss for loss in probe.losses if loss is not None]
         if _can_learn(tried, chance=chance, late=late) and len(losses) >= _TIMES_LONGER * len(tried):
@@ -98,13 +120,73 @@ def independent_labels(run: Run) -> Finding | None:
                 why=f"after {len(losses)} steps the loss is {format_short(late)}, and knowing only how often each "
                 f"label occurs gives {format_short(chance)}; on a single batch it falls from "
                 f"{format_short(tried[0])} to {format_short(min(tried))} within {len(tried)} steps, so the model and "
-                f"the optimizer can learn{doubt}",
+                f"the optimizer can learn{_describe_predictor(run)}{doubt}",
                 fix=("load trained weights into the frozen layers, or let them train; " if frozen else "")
                 + "check some samples with their labels: two files sorted differently, inputs shuffled without their "
                 "labels, an index off by one",
                 evidence=({"chance": chance, "loss": late, "overfit": [*tried]},),
             )
     return None
+
+
+def _predictor(run: Run) -> PredictorProbe | None:
+    """Return the trial of a small model on kept samples, if it predicts labels that it was not given."""
+    probes = run.probes(PredictorProbe)
+    is_clear = probes and probes[0].explained > _PREDICTED + max(probes[0].explained_by_chance, 0.0)
+    return probes[0] if is_clear else None
+
+
+def _describe_predictor(run: Run) -> str:
+    """Say what came of trying to predict the targets with a small model; empty if that was not tried."""
+    probes = run.probes(PredictorProbe)
+    if not probes:
+        return ""
+    shown = f"Tried: a small model on {probes[0].num_samples} kept samples"
+    if _predictor(run) is None:
+        return f". {shown} does not predict the others' targets either"
+    return (
+        f". {shown} explains {probes[0].explained:.0%} of the others' targets (shuffled: "
+        f"{max(probes[0].explained_by_chance, 0.0):.0%}): they follow from the inputs, and this model does not learn it"
+    )
+
+
+def _untrained_and_frozen(run: Run) -> list[ParameterFacts]:
+    """Return the frozen weights with the start values that torch draws by default; none if they are a small part."""
+    structures = run.structures(rank=run.ranks[0]) if run.ranks else ()
+    parameters = structures[0].parameters if structures else ()
+    frozen = [p for p in parameters if not p.requires_grad and _has_default_start(p)]
+    total = sum(math.prod(p.shape) for p in parameters)
+    return frozen if sum(math.prod(p.shape) for p in frozen) >= _FROZEN_SHARE * total else []
+
+
+def _has_default_start(parameter: ParameterFacts) -> bool:
+    """Say whether a weight of a linear layer or convolution fills the interval of torch's default, and no more."""
+    if len(parameter.shape) < 2 or not parameter.std or parameter.absmax is None:
+        return False
+    bound = 1 / math.sqrt(math.prod(parameter.shape[1:]))
+    spread = max(_DEFAULT_SPREAD, 2 / math.sqrt(math.prod(parameter.shape)))  # that of few numbers varies
+    is_uniform = math.isclose(parameter.std, bound / math.sqrt(3), rel_tol=spread)
+    return is_uniform and (1 - spread) * bound < parameter.absmax <= bound * (1 + 1e-6)
+
+
+def _frozen_finding(
+    untrained: Sequence[ParameterFacts], run: Run, *, chance: float, late: float, num_steps: int
+) -> Finding:
+    names = [str(p.name) for p in untrained]
+    return error(
+        rule="frozen-untrained",
+        confidence=0.9 if _predictor(run) else 0.7,
+        step=0,
+        site=untrained[0].site,
+        parameter=names[0],
+        title="frozen layers still have random start values",
+        why=f"{join_names(names)} do not train, and their values fill exactly the range that torch draws start values "
+        f"from: nothing was loaded into them. After {num_steps} steps the loss is {format_short(late)}, and knowing "
+        f"only how often each label occurs gives {format_short(chance)}{_describe_predictor(run)}",
+        fix="load trained weights into them, and check that loading has found their names, or let them train: "
+        "parameter.requires_grad_(True)",
+        evidence=({"frozen": [*names], "chance": chance, "loss": late},),
+    )
 
 
 def _frozen_text(run: Run) -> str | None:
@@ -161,9 +243,13 @@ def guessing(run: Run) -> Finding | None:
         step=max(metric.step for metric in run.metrics(rank=0)),
         phase="forward",
         title="the loss stays at what guessing costs",
-        why=f"after {len(losses)} steps it is {format_short(late)}; {what}{_describe_overfit(run, chance)}",
-        fix="try whether one batch can be memorized: if so, look at samples with their labels; if not, at the learning "
-        "rate, and at what lies between the inputs and the loss",
+        why=f"after {len(losses)} steps it is {format_short(late)}; {what}{_describe_overfit(run, chance)}"
+        f"{_describe_predictor(run)}",
+        fix="look at what lies between the inputs and the loss: saturated or frozen layers, a graph that is cut, which "
+        "position or row of the output is used, the learning rate"
+        if _predictor(run)
+        else "try whether one batch can be memorized: if so, look at samples with their labels; if not, at the "
+        "learning rate, and at what lies between the inputs and the loss",
         evidence=({"chance": chance, "loss": late},),
     )
 

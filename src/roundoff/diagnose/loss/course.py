@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import median
 
 from roundoff.diagnose import needs
 from roundoff.diagnose.rule import Code, FaultEffect, error, note, on_first_rank, rule, warning
-from roundoff.diagnose.step_flow import Layer, finding_at, first_rank, forward_ops, layers_of, root_mean_square
+from roundoff.diagnose.step_flow import (
+    PRODUCTS,
+    Layer,
+    finding_at,
+    first_rank,
+    forward_ops,
+    layers_of,
+    root_mean_square,
+)
 from roundoff.diagnose.wording import format_short
-from roundoff.runs import Finding, Run
+from roundoff.runs import Finding, Run, Severity
+from roundoff.runs.records.event import StepOp
 from roundoff.runs.records.info import SIMULATORS
 from roundoff.words import plural
 
@@ -18,6 +28,8 @@ _CRITERIA = ("cross_entropy", "CrossEntropyLoss")
 _MIN_TIMES_GUESS, _MIN_ABOVE_GUESS = 2.0, 1.0
 _LARGE_GAIN = 4.0
 """A head with torch's default initial values has 0.6; one of N(0, 1) has the square root of its inputs."""
+_MANY_TIMES_GUESS = 5.0
+_SAME_SIZE = 1e-4
 _NUM_COMPARED = 10
 _MIN_STEPS, _MIN_FLAT_STEPS = 30, 200
 """Shorter trainings are not judged; a flat loss takes longer to be sure of."""
@@ -54,7 +66,10 @@ _REGRESSIONS = frozenset({"mse_loss", "smooth_l1_loss", "huber_loss", "MSELoss",
     ],
 )
 def initial_losses(run: Run) -> Finding | None:
-    """Find a cross entropy that starts far above ln C because of the weights of the output layer."""
+    """Find a cross entropy that starts far above ln C because of the weights of the output layer.
+
+    An embedding that is the output layer too is judged mildly: its start values may be a choice.
+    """
     facts = next((f for f in run.inputs(rank=first_rank(run)) if f.step == 0 and f.criterion in _CRITERIA), None)
     if facts is None or facts.num_classes is None or facts.num_classes < 2:
         return None
@@ -63,26 +78,44 @@ def initial_losses(run: Run) -> Finding | None:
     layers = layers_of(run, ops)
     if not losses or not layers or facts.criterion_settings.get("reduction", "mean") != "mean":
         return None
-    guess, loss, head = math.log(facts.num_classes), losses[-1].mean, layers[-1]
+    tied = _tied_head(run, ops)
+    guess, loss, head = math.log(facts.num_classes), losses[-1].mean, tied or layers[-1]
     gain = _gain(head)
-    if (
-        loss < _MIN_TIMES_GUESS * guess + _MIN_ABOVE_GUESS
-        or head.weight.tied_to is not None
-        or gain is None
-        or gain < _LARGE_GAIN
-    ):
+    if loss < _MIN_TIMES_GUESS * guess + _MIN_ABOVE_GUESS or gain is None or gain < _LARGE_GAIN:
         return None
-    return finding_at(
+    is_tied = "" if tied is None else "; they are the embedding's, whose start values are meant for an input"
+    found = finding_at(
         head,
         "initial-loss",
         confidence=0.9,
         title=f"the first loss is {format_short(loss)}, while guessing gives {format_short(guess)}",
         why=f"guessing among {facts.num_classes} classes gives ln {facts.num_classes} = {format_short(guess)}; the "
         f"logits of {head.site} have the size {format_short(root_mean_square(head.result))}, because its weights "
-        f"(std {format_short(head.weight.std or 0.0)}) multiply the size of their input by {format_short(gain)}",
-        fix=f"initialize {head.weight.name} smaller: a standard deviation of 1 / sqrt(inputs) or less, or 0",
+        f"(std {format_short(head.weight.std or 0.0)}) multiply the size of their input by "
+        f"{format_short(gain)}{is_tied}",
+        fix=f"initialize {head.weight.name} smaller: a standard deviation of 1 / sqrt(inputs) or less"
+        + (", or 0" if tied is None else ", for example nn.init.normal_(embedding.weight, std=0.02)"),
         evidence=({"loss": loss, "ln_classes": guess, "gain": gain},),
     )
+    if tied is None:
+        return found
+    return replace(found, severity=Severity.WARNING if loss > _MANY_TIMES_GUESS * guess else Severity.NOTE)
+
+
+def _tied_head(run: Run, ops: Sequence[StepOp]) -> Layer | None:
+    """Return the last product if its weight has the values of an embedding, which then is the output layer too."""
+    look, products = run.structures(rank=first_rank(run))[0], [op for op in ops if op.bare in PRODUCTS]
+    embeddings = {module.site for module in look.modules if "num_embeddings" in module.settings}
+    if not products or not products[-1].outputs:
+        return None
+    sizes = {event.num_elements: root_mean_square(event) for event in products[-1].inputs}
+    for weight in look.parameters:
+        size = sizes.get(math.prod(weight.shape))
+        if weight.site in embeddings and weight.site != products[-1].first.site and size is not None:
+            start = math.hypot(weight.std or 0.0, weight.mean or 0.0)
+            if math.isclose(size, start, rel_tol=_SAME_SIZE):
+                return Layer(op=products[-1], weight=weight)
+    return None
 
 
 def _gain(head: Layer) -> float | None:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from roundoff.diagnose import needs
 from roundoff.diagnose.rule import Code, error, rule
+from roundoff.diagnose.step_flow import first_rank
 from roundoff.diagnose.wording import format_short
-from roundoff.runs import Finding, LossTerm, LossTermsProbe, Run
+from roundoff.runs import Finding, LossTerm, LossTermsProbe, Run, StepDetail, ZeroGradDetail
 from roundoff.runs.files.plain_json import object_of
 
 _SAME = 1e-6
@@ -38,14 +39,34 @@ def unreachable_terms(run: Run) -> Finding | None:
     for probe in probes:
         for term in probe.terms if probe.num_terms and math.isfinite(probe.loss) else ():
             seen.setdefault((term.source, term.kind), []).append((probe, term))
-    for found in seen.values():
+    reached = {source for probe in probes for source in probe.reached}
+    for (source, kind), found in seen.items():
+        if kind == "not-stepped" and (source in reached or source is None or not _are_cleared(run, found[0][0].step)):
+            continue
         if len({probe.step for probe, _ in found}) >= min(2, len(steps)) and _matters([term for _, term in found]):
             return _finding(*found[0], num_steps=len(steps))
     return None
 
 
+def _are_cleared(run: Run, step: int) -> bool:
+    """Say whether optimizers that do not step in a step have their gradients cleared before they do."""
+    calls = run.calls(rank=first_rank(run))
+    begin = next((place for place, call in enumerate(calls) if call.step == step and call.call == "backward"), None)
+    if begin is None:
+        return False
+    stepping = {call.detail_as(StepDetail).optimizer for call in calls if call.step == step and call.call == "step"}
+    others = {call.detail_as(StepDetail).optimizer for call in calls if call.call == "step"} - stepping
+    for call in calls[begin:]:
+        if call.call == "zero_grad":
+            owner = call.detail_as(ZeroGradDetail).of
+            others = others - {owner} if owner in others or owner in stepping else set()
+        elif call.call == "step" and call.detail_as(StepDetail).optimizer in others:
+            return False
+    return True
+
+
 def _matters(terms: Sequence[LossTerm]) -> bool:
-    if terms[0].kind in ("computed", "elsewhere"):
+    if terms[0].kind in ("computed", "elsewhere", "not-stepped"):
         return True
     values = [term.value for term in terms if term.value is not None]
     return max(values) - min(values) > _SAME * max(map(abs, values))
@@ -57,6 +78,8 @@ _WHAT = {
     "a gradient without create_graph=True",
     "outside": "has no gradient: it was computed under no_grad, or from data alone",
     "elsewhere": "has a gradient, but only for parameters that no optimizer holds: it is computed from another model",
+    "not-stepped": "has a gradient, but only for parameters of an optimizer that does not step on it, and whose "
+    "gradients are cleared before it does: the outputs that it is computed from were detached",
 }
 
 
@@ -64,7 +87,7 @@ def _finding(probe: LossTermsProbe, term: LossTerm, *, num_steps: int) -> Findin
     value = "" if term.value is None else f" of {format_short(term.value)}"
     return error(
         rule="loss-term-unreachable",
-        confidence=0.9 if term.kind in ("computed", "elsewhere") else 0.8,
+        confidence=0.8 if term.kind in ("number", "outside") else 0.9,
         step=probe.step,
         phase="forward",
         source=term.source,

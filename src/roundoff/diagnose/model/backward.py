@@ -13,6 +13,7 @@ from roundoff.diagnose.wording import format_short
 from roundoff.runs import (
     DirectionProbe,
     Finding,
+    ForwardDetail,
     Metrics,
     ParameterFacts,
     Run,
@@ -130,6 +131,7 @@ def cut_graphs(run: Run) -> Finding | None:
     """
     looks = run.structures(rank=first_rank(run))
     found = _find_first_cut(run, looks) or _find_flat_op(run, looks) or _find_empty_steps(run, looks)
+    found = found or _find_unused_model(run, looks)
     return found or next((cut for look in looks[1:] if (cut := _find_later_cut(looks[0], look)) is not None), None)
 
 
@@ -138,8 +140,7 @@ def _find_first_cut(run: Run, looks: Sequence[Structure]) -> Finding | None:
     ops = forward_ops(run)
     if not looks or not ops:
         return None
-    histories = parameter_histories(run, first_rank(run))
-    missing = {name for name, history in histories.items() if history.is_always_missing}
+    missing = _always_missing(run)
     without = [p for p in looks[0].parameters if p.name in missing and p.requires_grad and not p.is_reached]
     reached = {p.site for p in looks[0].parameters if p.is_reached}
     first = next((op for op in ops if op.first.site in reached), None)
@@ -156,6 +157,17 @@ def _find_first_cut(run: Run, looks: Sequence[Structure]) -> Finding | None:
     started = {op.first.site for op in ops if op.first.order <= cut.first.order}
     before = [p for p in without if p.site in started]
     return _cut_finding(cut, before, is_detach=is_detach) if before else None
+
+
+def _always_missing(run: Run) -> set[str]:
+    """Return the parameters without a gradient in any measured step; one that joins late may not have been measured."""
+    last = max((metric.step for metric in run.metrics(rank=first_rank(run))), default=0)
+    histories = parameter_histories(run, first_rank(run))
+    return {
+        name
+        for name, history in histories.items()
+        if history.is_always_missing and max(history.steps) >= _MIN_COURSE * last
+    }
 
 
 def _find_flat_op(run: Run, looks: Sequence[Structure]) -> Finding | None:
@@ -230,6 +242,48 @@ def _find_empty_steps(run: Run, looks: Sequence[Structure]) -> Finding | None:
         ):
             return _empty_finding(name, measured, list({str(p.name): p for p in held}.values()))
     return None
+
+
+def _find_unused_model(run: Run, looks: Sequence[Structure]) -> Finding | None:
+    """Find a model that runs with its graph in every step, whose optimizer steps, and that never has a gradient."""
+    missing = _always_missing(run)
+    models: dict[str, list[ParameterFacts]] = {}
+    for parameter in looks[0].parameters if looks else ():
+        if parameter.name is not None and parameter.requires_grad:
+            models.setdefault(parameter.site.partition(":")[0] if ":" in parameter.site else "", []).append(parameter)
+    reached = {p.name for look in looks for p in look.parameters if p.is_reached or p.has_gradient}
+    calls = [call for call in run.calls(rank=first_rank(run)) if call.call == "forward"]
+    for model, held in models.items():
+        if len(models) < 2 or not all(p.optimizers and p.name in missing and p.name not in reached for p in held):
+            continue
+        called = [call.step for call in calls if _is_of_model(call.detail_as(ForwardDetail).site, model)]
+        if len(set(called)) >= max(_MIN_EMPTY, _MIN_COURSE * len({call.step for call in calls})):
+            return _unused_finding(held, num_steps=len(set(called)))
+    return None
+
+
+def _is_of_model(site: str, model: str) -> bool:
+    return site.startswith(f"{model}:") if model else ":" not in site
+
+
+def _unused_finding(held: Sequence[ParameterFacts], *, num_steps: int) -> Finding:
+    names = [str(p.name) for p in held]
+    optimizer = held[0].optimizers[0]
+    return error(
+        rule="graph-cut",
+        confidence=0.9,
+        step=0,
+        phase="forward",
+        site=held[-1].site,
+        parameter=names[0],
+        title=f"the graph is cut after {held[-1].site}",
+        why=f"the model runs with gradients enabled in {plural(num_steps, 'step')} and {optimizer} holds its "
+        f"{plural(len(names), 'parameter')} ({join_names(names)}), but no loss ever reaches one of them: what it "
+        "computes leaves the graph before it is used",
+        fix="look for a detach, .data, .item(), .numpy() or torch.tensor() on its output; if it is intended, leave "
+        "those parameters out of the optimizer",
+        evidence=({"without_gradient": list(names), "steps": num_steps},),
+    )
 
 
 def _last_fresh(run: Run, optimizer: str) -> int:

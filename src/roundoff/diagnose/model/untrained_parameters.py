@@ -42,6 +42,7 @@ from roundoff.words import is_or_are, join_names, plural
         means="Parameters do not require gradients. This is only a note: in fine-tuning it is intended.",
         detected="Parameters whose `requires_grad` is False.",
         fix="Nothing, if it is intended; otherwise `parameter.requires_grad_(True)` before the optimizer is built.",
+        follows_from=("frozen-untrained",),
     ),
     order=210,
     checks="parameters that no optimizer trains",

@@ -6,13 +6,13 @@ import gc
 from collections.abc import Iterator
 from typing import Any, cast
 
-from torch import Tensor, nn
+from torch import Tensor, is_grad_enabled, nn
 from torch.nn.parameter import is_lazy
 
 from roundoff.record.identity import IdentityDict
 from roundoff.runs.records.event import LOOP as LOOP
 from roundoff.runs.records.event import MODEL as MODEL
-from roundoff.torch_private import WeakIdKeyDictionary, is_transformed
+from roundoff.torch_private import WeakIdKeyDictionary, hidden_from_modes, is_transformed
 
 _WRAPPERS = {
     "DistributedDataParallel": "module",
@@ -21,6 +21,10 @@ _WRAPPERS = {
     "FullyShardedDataParallel": "_fsdp_wrapped_module",
     "CheckpointWrapper": "_checkpoint_wrapped_module",
 }
+
+
+MAX_REMADE = 4
+"""So many different ones at one site are enough to know."""
 
 
 class Sites:
@@ -39,6 +43,8 @@ class Sites:
         self._models: IdentityDict[nn.Module, str] = IdentityDict()
         self._adopted: IdentityDict[nn.Module, str] = IdentityDict()
         self._first_is_taken = False
+        self.remade: dict[str, set[float]] = {}
+        """Layers that modules make on the fly and drop again: for each site, the sums of their weights."""
 
     @property
     def models(self) -> list[nn.Module]:
@@ -145,8 +151,21 @@ class Sites:
             number += 1
             name = f"{stem}#{number}"
         self._adopted[module] = name
+        self._note_remade(module, name)
         self._name_tree(module, "", name, set())
         return self._modules[module]
+
+    def _note_remade(self, module: nn.Module, name: str) -> None:
+        weights = [p for p in module.parameters() if _is_plain_weight(p)] if is_grad_enabled() else []
+        sums = self.remade.setdefault(name, set()) if weights else set()
+        if weights and len(sums) < MAX_REMADE:
+            with hidden_from_modes():
+                sums.add(float(weights[0].detach().sum()))
+
+
+def _is_plain_weight(x: Tensor) -> bool:
+    is_plain = type(x) is nn.Parameter and not is_lazy(x) and not is_transformed(x)
+    return is_plain and x.requires_grad and x.dim() > 1 and x.is_cpu
 
 
 def named_places(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

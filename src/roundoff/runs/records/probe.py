@@ -65,6 +65,19 @@ class OverfitProbe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PredictorProbe:
+    """How well a small model of our own predicts the targets of samples that it was not given."""
+
+    step: int
+    probe: Literal["predictor"] = "predictor"
+    num_samples: int
+    explained: float
+    """The share of the variance of the targets."""
+    explained_by_chance: float
+    """The most of several trials with shuffled targets."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchMixingProbe:
     """One sample was changed: which other samples' outputs changed with it, and where that begins."""
 
@@ -216,6 +229,55 @@ class EvalInputProbe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RandomDrawsProbe:
+    """A line of the loop that has drawn random numbers again that it drew in earlier steps."""
+
+    step: int
+    """When that had happened often enough."""
+    probe: Literal["random-draws"] = "random-draws"
+    first_step: int
+    """When the line drew first."""
+    function: str
+    source: str
+    shape: tuple[int, ...]
+    num_steps: int
+    """In how many steps it drew."""
+    num_distinct: int
+    """How many different tensors it drew in these."""
+    hash: str
+    """Of the last one, as for the tensors of a batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetTwinProbe:
+    """A model that began as an exact copy of a trained one, and that the loop asks without gradients."""
+
+    step: int
+    probe: Literal["target-twin"] = "target-twin"
+    site: str
+    parameter: str | None
+    """The first of the trained parameters that it is a copy of."""
+    num_calls: int
+    has_moved: bool
+    """Whether any of its weights has changed since it was first asked."""
+    model_has_moved: bool
+    inputs: tuple[str, ...]
+    """The hashes of its first inputs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemadeLayerProbe:
+    """Layers that a model makes anew in each forward, with other random weights each time."""
+
+    step: int
+    probe: Literal["remade-layer"] = "remade-layer"
+    site: str
+    """Of the module that makes it, and the kind of layer: `blocks.0.<Conv2d>`."""
+    num_made: int
+    """How many different ones were seen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoopArgument:
     """An argument of a function that the loop called."""
 
@@ -246,9 +308,9 @@ class LossTerm:
     """A term of a loss that reaches no parameter that an optimizer holds."""
 
     value: float | None
-    kind: Literal["number", "computed", "outside", "elsewhere"]
+    kind: Literal["number", "computed", "outside", "elsewhere", "not-stepped"]
     """A Python number; a tensor without a gradient, computed from the models or from elsewhere; a term whose gradient
-    reaches only parameters that no optimizer holds."""
+    reaches only parameters that no optimizer holds, or only those of optimizers that do not step in this step."""
     source: str | None
     """The line that adds it."""
 
@@ -263,7 +325,9 @@ class LossTermsProbe:
     num_terms: int
     """The terms that have a gradient."""
     terms: tuple[LossTerm, ...]
-    """Those that reach no parameter that an optimizer holds."""
+    """Those that reach no parameter that an optimizer holds, or none of one that steps in this step."""
+    reached: tuple[str, ...] = optional_field(())
+    """The lines of those that do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -362,7 +426,8 @@ class WhatIfProbe:
 Probe: TypeAlias = (
     EvalModeProbe | HalfBatchProbe | OverfitProbe | BatchMixingProbe | AxesProbe | TokenFlowProbe | DirectionProbe
     | AveragesProbe | AverageTwinProbe | LoopValueProbe | LossTermsProbe | GradientRowsProbe | WideProbe | SpikeProbe
-    | WhatIfProbe | EvalInputProbe
+    | WhatIfProbe | EvalInputProbe | RandomDrawsProbe | TargetTwinProbe | RemadeLayerProbe
+    | PredictorProbe
 )  # fmt: skip
 P = TypeVar("P", bound=Probe)
 
@@ -383,6 +448,10 @@ PROBE_TYPES: Mapping[str, type[Probe]] = {
     "spike": SpikeProbe,
     "what-if": WhatIfProbe,
     "eval-input": EvalInputProbe,
+    "random-draws": RandomDrawsProbe,
+    "target-twin": TargetTwinProbe,
+    "remade-layer": RemadeLayerProbe,
+    "predictor": PredictorProbe,
 }
 
 

@@ -14,19 +14,22 @@ from torch.optim import Optimizer
 from roundoff.kernels.host_copies import HostCopies, Reading
 from roundoff.precision.optimizer import RecipeOptimizer
 from roundoff.record.identity import IdentityDict
-from roundoff.record.loop.sites import Sites
+from roundoff.record.loop.sites import MAX_REMADE, Sites
 from roundoff.record.process_info import note_environment
 from roundoff.record.structure import OptimizerNames, start_values, structure_of
 from roundoff.replay.arguments import DroppedByScript
 from roundoff.replay.lost_numbers import LostNumbersFinder
 from roundoff.replay.state import Training
 from roundoff.replay.step_tape import StepTape
-from roundoff.runs import BatchFacts, Failure, HashColumns, Probe, RunWriter
+from roundoff.runs import BatchFacts, Failure, HashColumns, Probe, RemadeLayerProbe, RunWriter
 from roundoff.watch.budget import TimeBudget
 from roundoff.watch.facts.average_twins import AverageTwins
 from roundoff.watch.facts.eval_inputs import EvalInputs
 from roundoff.watch.facts.gradient_rows import GradientRows
-from roundoff.watch.facts.step_batch import BatchSamples, batch_facts_of, criterion_input_facts
+from roundoff.watch.facts.label_predictor import KeptPairs
+from roundoff.watch.facts.random_draws import RandomDraws
+from roundoff.watch.facts.step_batch import BatchSamples, batch_facts_of, criterion_input_facts, external_tensors
+from roundoff.watch.facts.target_twins import TargetTwins
 from roundoff.watch.facts.tensor_hashes import RankHashes
 from roundoff.watch.facts.weight_averages import WeightAverages
 from roundoff.watch.journal import is_kept
@@ -73,6 +76,9 @@ class FactCollector:
         self._rows = GradientRows(sites)
         self._twins = AverageTwins(training)
         self._eval_inputs = EvalInputs(training, sites)
+        self._draws = RandomDraws()
+        self._pairs = KeptPairs()
+        self._target_twins = TargetTwins(training, sites)
         self._starts: dict[int, tuple[float, float, float]] = {}
         self._resumed: set[int] = set()
         self._has_structure = False
@@ -87,6 +93,7 @@ class FactCollector:
         self._targets: list[Tensor] = []
         self._num_asked = 0
         self._failed: set[str] = set()
+        self._remade: set[str] = set()
 
     def begin(self) -> None:
         """Note the start values, before the first step changes them, and the environment."""
@@ -124,17 +131,31 @@ class FactCollector:
             gradients = ((name, x.grad) for name, x in self._parameters())
             self._collect("hashes", step, lambda: self._hashes.write(step, kind, gradients))
 
-    def evaluated(self, module: nn.Module, step: int, args: tuple[Any, ...]) -> None:
+    def evaluated(self, module: nn.Module, step: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Look at a model that the loop evaluates, if it is trained or a copy of one that is."""
+        self._collect("eval-samples", step, lambda: self._see_eval_samples(module, step, args, kwargs))
         if self._eval_inputs.wants(module, args):
             look = self._eval_inputs.see(module, args[0], step)
             self._collect("eval-inputs", step, lambda: self._read("eval-inputs", step, look, self._write_if_any))
         if self._twins.is_followed(module):
             self._collect("twins", step, lambda: self._write_if_any(self._twins.see(module, step)))
 
-    def asked(self) -> None:
-        """Count a call of a model by the loop without gradients."""
-        self._num_asked += 1
+    def _see_eval_samples(self, module: nn.Module, step: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        hashes = self._eval_inputs.hash_samples(module, args, kwargs, step)
+        if hashes is not None:
+            self._writer.write_hashes(hashes)
+
+    def see_draw(self, function: str, drawn: Any, step: int, line: tuple[str, int] | None) -> None:
+        """Look at random numbers that the loop has drawn."""
+        if isinstance(drawn, Tensor):
+            self._collect(
+                "draws", step, lambda: self._write_if_any(self._draws.see(function, drawn, step=step, line=line))
+            )
+
+    def asked(self, module: nn.Module, args: tuple[Any, ...], step: int, *, fully: bool) -> None:
+        """Count a call of a model by the loop without gradients; look at copies of a trained one."""
+        self._num_asked += fully
+        self._collect("targets", step, lambda: self._write_if_any(self._target_twins.see(module, args, step)))
 
     def buffers_ready(self, step: int, *, fully: bool) -> None:
         """Hash the buffers as a forward begins, when they have just been synchronized between ranks."""
@@ -159,7 +180,11 @@ class FactCollector:
         if tape.entries:
             self._collect("batch", step, lambda: self._see_batch(tape, fully=fully))
             self._collect("samples", step, lambda: self._samples.see(tape, targets=self._targets))
+            if fully:
+                self._collect("pairs", step, lambda: self._keep_pairs(tape))
         self._targets, self._num_asked = [], 0
+        if self._sites.remade:
+            self._collect("remade", step, lambda: self._see_remade(step))
         self._collect("averages", step, lambda: self._see_averages(step))
         if self._writer.info.ranks == 1:
             self._collect("twins", step, lambda: self._twins.step_ended(step))
@@ -238,6 +263,25 @@ class FactCollector:
         facts = batch_facts_of(tape, self._sites, targets=self._targets, criterion_input=self._criterion_input)
         self._read("batch", tape.step, facts, write)
         self._budget.spend(time.perf_counter() - began, "batch")
+
+    def _keep_pairs(self, tape: StepTape) -> None:
+        """Keep the first input of a step with its targets, so that a model of our own can be tried on them."""
+        external = list(external_tensors(tape, self._sites))
+        given = next((x for _, x, is_target in external if not is_target and x.dim() > 1), None)
+        targets = [*self._targets, *(x for _, x, is_target in external if is_target)]
+        if given is not None and targets:
+            self._pairs.add(given, targets[0])
+
+    def try_predicting(self, step: int) -> None:
+        """Try whether the targets follow from the inputs."""
+        self._collect("predictor", step, lambda: self._write_if_any(self._pairs.try_predicting(step)))
+
+    def _see_remade(self, step: int) -> None:
+        """Write down which layers were made on the fly, once several with different weights have been seen."""
+        for site, sums in self._sites.remade.items():
+            if len(sums) >= MAX_REMADE and site not in self._remade:
+                self._remade.add(site)
+                self._writer.write(RemadeLayerProbe(step=step, site=site, num_made=len(sums)))
 
     def _see_averages(self, step: int) -> None:
         if self._writer.info.ranks == 1:

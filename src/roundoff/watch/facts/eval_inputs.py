@@ -1,4 +1,4 @@
-"""What trained models are given in eval mode: the numbers that show whether it is the kind of input they train on."""
+"""What trained models are given in eval mode: whether it is the kind of input they train on, and the same samples."""
 
 from __future__ import annotations
 
@@ -14,10 +14,15 @@ from roundoff.kernels.summaries import summarize
 from roundoff.record.loop.sites import Sites
 from roundoff.replay.state import Training
 from roundoff.replay.swapping import local_part
-from roundoff.runs import EvalInputProbe
+from roundoff.runs import EvalInputProbe, HashColumns
+from roundoff.watch.facts.step_batch import sample_hashes
+from roundoff.watch.facts.tensor_hashes import hash_columns
 
 _MAX_LOOKS = 8
 _MAX_ELEMENTS = 2**22
+_MAX_HASHED = 64
+_MAX_HASHED_ELEMENTS = 2**24
+"""In all evaluations together."""
 
 
 class EvalInputs:
@@ -27,6 +32,8 @@ class EvalInputs:
         self._training = training
         self._sites = sites
         self._num_looks = 0
+        self._num_hashed = 0
+        self._num_elements_left = _MAX_HASHED_ELEMENTS
 
     def wants(self, module: nn.Module, args: tuple[Any, ...]) -> bool:
         """Say whether to look at a call: few are, of models that train, on numbers of moderate size."""
@@ -53,3 +60,24 @@ class EvalInputs:
             min=float(row[columns.MIN]),
             max=float(row[columns.MAX]),
         )
+
+    def hash_samples(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], step: int
+    ) -> HashColumns | None:
+        """Hash each sample of the first input, with the number of the evaluation in place of that of a microbatch.
+
+        Inputs on an accelerator are left alone: evaluations have no end at which their copies would be read.
+        """
+        if self._num_hashed >= _MAX_HASHED or torch.is_grad_enabled() or module not in self._training.models:
+            return None
+        marked = [*((f"[{i}]", x) for i, x in enumerate(args)), *((f":{key}", x) for key, x in kwargs.items())]
+        mark, x = next(((mark, x) for mark, x in marked if isinstance(x, Tensor)), ("", None))
+        if type(x) is not Tensor or not x.is_cpu or x.is_meta or not 0 < x.numel() <= self._num_elements_left:
+            return None
+        place = f"{self._sites.names[self._sites.of_module(module, 0)]}{mark}"
+        hashes = [(place, number) for number in sample_hashes(x.detach())]
+        if len(hashes) < 2:
+            return None
+        self._num_hashed += 1
+        self._num_elements_left -= x.numel()
+        return hash_columns(step, "eval-sample", hashes, microbatch=self._num_hashed)

@@ -69,7 +69,7 @@ def batch_facts_of(
         for (place, _, is_target), x in zip(external, host, strict=False):
             found = _tensor_facts(place, x, is_target=is_target)
             tensors.append(replace(found, is_only_first=True) if place in computed else found)
-            hashes += [(place, number) for number in _sample_hashes(x)]
+            hashes += [(place, number) for number in sample_hashes(x)]
         facts = BatchFacts(
             step=tape.step,
             tensors=tuple(tensors),
@@ -218,7 +218,8 @@ def _inner_counts(x: Tensor) -> dict[str, int]:
     return _counts(x[(begins + ends) == 0])
 
 
-def _sample_hashes(x: Tensor) -> list[int]:
+def sample_hashes(x: Tensor) -> list[int]:
+    """Return the hash of each sample of a batch; none of a batch that is too large, or has a number per sample."""
     is_plain = x.layout is torch.strided and not x.is_complex()
     if x.dim() < 2 or x.shape[0] > _MAX_HASHED_SAMPLES or not x.numel() or not is_plain:
         return []

@@ -34,11 +34,11 @@ def hash_in(row: NDArray[np.float64]) -> int:
     return int(row[columns.HASH : columns.HASH + 1].view(np.uint64)[0])
 
 
-def hash_columns(step: int, kind: str, hashes: Sequence[tuple[str, int]]) -> HashColumns:
+def hash_columns(step: int, kind: str, hashes: Sequence[tuple[str, int]], *, microbatch: int = 0) -> HashColumns:
     """Lay out named hashes of one kind as columns of the run."""
     return HashColumns(
         step=np.full(len(hashes), step, dtype=np.int32),
-        microbatch=np.zeros(len(hashes), dtype=np.int16),
+        microbatch=np.full(len(hashes), microbatch, dtype=np.int16),
         kind=Interned.of([kind] * len(hashes)),
         name=Interned.of([name for name, _ in hashes]),
         hash=np.array([number for _, number in hashes], dtype=np.uint64),

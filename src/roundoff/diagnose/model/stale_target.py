@@ -1,0 +1,57 @@
+"""A copy of the trained model that computes targets, and is never updated."""
+
+from __future__ import annotations
+
+from roundoff.diagnose import needs
+from roundoff.diagnose.rule import Code, note, rule, warning
+from roundoff.diagnose.step_flow import first_rank
+from roundoff.runs import Finding, Run, TargetTwinProbe
+
+_MIN_STEPS = 2000
+"""A target network may well be copied only every thousand steps."""
+
+
+@rule(
+    Code(
+        name="target-never-updated",
+        means="A copy of the model, such as the target network of Q-learning or the teacher of self-distillation, "
+        "computes what the model is trained towards, and never changes: it was not updated, or into other tensors than "
+        "its own.",
+        fix="Copy the weights every so many steps, `target.load_state_dict(model.state_dict())`, or move them a little "
+        "in every step, in place: `p_target.lerp_(p, 0.005)`.",
+    ),
+    order=208,
+    checks="copies of the model that compute targets",
+    needs=[needs.probe(TargetTwinProbe, missing="no copy of a trained model was asked without gradients")],
+)
+def stale_targets(run: Run) -> Finding | None:
+    """Find a copy that still has the start values of a model which has moved, and is asked about other inputs.
+
+    A copy that is given the inputs of the model itself may be a reference that is meant to stay.
+    """
+    last = {probe.site: probe for probe in run.probes(TargetTwinProbe)}
+    given = {tensor.hash for batch in run.inputs(rank=first_rank(run)) for tensor in batch.tensors}
+    for probe in last.values():
+        if probe.has_moved or not probe.model_has_moved or not probe.inputs or given.intersection(probe.inputs):
+            continue
+        return _finding(run, probe)
+    return None
+
+
+def _finding(run: Run, probe: TargetTwinProbe) -> Finding:
+    named = "" if probe.parameter is None else f" (its first parameter: {probe.parameter})"
+    make = warning if probe.step >= _MIN_STEPS else note
+    return make(
+        rule="target-never-updated",
+        confidence=0.8 if probe.step >= _MIN_STEPS else 0.6,
+        step=probe.step,
+        rank=first_rank(run),
+        site=probe.site,
+        title=f"the copy of the model that computes targets ({probe.site}) never changes",
+        why=f"{probe.site} began as an exact copy of the trained model{named} and was asked {probe.num_calls} times "
+        "without gradients, about other inputs than those of the model itself, as for targets; up to step "
+        f"{probe.step} none of its weights has changed, while those of the model have",
+        fix="copy the weights now and then, target.load_state_dict(model.state_dict()), or in part after every step: "
+        "p_target.data.lerp_(p.data, 0.005); nothing, if the next copy is due later",
+        evidence=({"num_calls": probe.num_calls, "step": probe.step},),
+    )
