@@ -8,6 +8,7 @@ from dataclasses import replace
 from roundoff.compare.runs.divergence import ComparedTensor, Divergence
 from roundoff.compare.runs.run_comparison import RunComparison, compare_runs
 from roundoff.compare.settings.setting_difference import SettingDifference, SettingKind
+from roundoff.diagnose.layout_findings import LAYOUT_CODES
 from roundoff.diagnose.rule import Code, Rule, error, warning
 from roundoff.diagnose.wording import format_distinct, format_of, format_short
 from roundoff.runs import Finding, Run, Severity, object_of
@@ -294,5 +295,6 @@ AGAINST_CODES = (
         "data, seeds, environment.",
         fix="Align them one at a time, starting with the first, the most suspicious one.",
     ),
+    *LAYOUT_CODES,
 )
 """Codes of findings that need a reference run."""
