@@ -594,6 +594,25 @@ def local_tensor(x: torch.Tensor) -> torch.Tensor | None:
     return local if isinstance(local, torch.Tensor) else None
 
 
+def mesh_placement(x: torch.Tensor) -> tuple[dict[str, int], tuple[int, ...], tuple[str, ...]] | None:
+    """Return the mesh of a DTensor, this rank's place in it, and how the tensor lies on it; None for other tensors."""
+    mesh, placements = getattr(x, "device_mesh", None), getattr(x, "placements", None)
+    if mesh is None or placements is None or local_tensor(x) is None:
+        return None
+    names = mesh.mesh_dim_names or tuple(f"mesh{dim}" for dim in range(mesh.ndim))
+    kinds = tuple(
+        f"shard({placement.dim})"
+        if placement.is_shard() and type(placement).__name__ == "Shard"
+        else "replicate"
+        if placement.is_replicate()
+        else f"partial({getattr(placement, 'reduce_op', 'sum')})"
+        if placement.is_partial()
+        else str(placement)
+        for placement in placements
+    )
+    return dict(zip(names, mesh.shape, strict=True)), tuple(mesh.get_coordinate() or ()), kinds
+
+
 def default_store() -> Any:
     """Return the key-value store that the ranks of the default process group share; raises if there is none."""
     return look_up("torch.distributed.distributed_c10d._get_default_store")()

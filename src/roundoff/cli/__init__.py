@@ -35,6 +35,7 @@ COMMANDS = {
     "plan": "Measure where precision is lost and write a recipe that trains.",
     "check-device": "Check every op of a training script's step on its device against the CPU and fp64.",
     "invariant": "Find the ops whose result for a sample depends on the batch that it is in.",
+    "layouts": "Check that a training computes the same on many ranks as on one.",
     "runs": "List runs and show their recorded steps.",
     "recipes": "List the training recipes and when to use which.",
     "formats": "Show which numbers a format can represent.",
@@ -57,6 +58,7 @@ NEED_TORCH = (
         "plan",
         "check-device",
         "invariant",
+        "layouts",
     ),
 )
 """These always compute with torch; the others need it never, or only with some of their options."""

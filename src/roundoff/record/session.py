@@ -38,9 +38,16 @@ from roundoff.runs import (
     Metrics,
     RunWriter,
     StepDetail,
+    TensorPlacement,
     TensorWriter,
 )
-from roundoff.torch_private import compiler_is_loaded, correct_mode_flags, hidden_from_modes, is_transformed
+from roundoff.torch_private import (
+    compiler_is_loaded,
+    correct_mode_flags,
+    hidden_from_modes,
+    is_transformed,
+    mesh_placement,
+)
 from roundoff.words import plural
 
 
@@ -181,6 +188,7 @@ class Recording(LoopFollower):
         self._recorded: set[int] = set()
         self._compiled_steps: set[int] = set()
         self._losses: list[Tensor] = []
+        self._placed: set[str] = set()
         self._began = self._step_began = time.perf_counter()
 
     @property
@@ -284,6 +292,7 @@ class Recording(LoopFollower):
         optimizer = attempt.optimizer
         if self._mode.is_on:
             self._named.take_gradients(optimizer)
+            self._write_placements("gradient")
             self._recorder.begin_optimizer(optimizer)
         rates = tuple(learning_rates(optimizer))
         self._write_call("step", StepDetail(optimizer=type(optimizer).__name__, lr=rates))
@@ -319,6 +328,7 @@ class Recording(LoopFollower):
             note_environment(self._writer)
         self.sites.refresh()
         self._named.take_parameters()
+        self._write_placements("parameter")
 
     def step_closed(self, step: int) -> None:
         """Write the step, and turn the recorder on or off for the next one."""
@@ -375,6 +385,30 @@ class Recording(LoopFollower):
         self._writer.write(
             Call(step=clock.step, call=call, microbatch=clock.microbatch, seconds=seconds, detail=detail)
         )
+
+    def _write_placements(self, kind: Literal["parameter", "gradient"]) -> None:
+        """Note how sharded parameters, or their gradients, lie on meshes of ranks, once."""
+        if kind in self._placed:
+            return
+        self._placed.add(kind)
+        for parameter in self.sites.parameters():
+            x = parameter if kind == "parameter" else parameter.grad
+            found = None if x is None else mesh_placement(x)
+            name = self.sites.of_parameter(parameter)[1]
+            if x is None or found is None or name is None:
+                continue
+            mesh, coordinate, placements = found
+            self._writer.write(
+                TensorPlacement(
+                    step=self.clock.step,
+                    kind=kind,
+                    name=name,
+                    shape=tuple(x.shape),
+                    mesh=mesh,
+                    coordinate=coordinate,
+                    placements=placements,
+                )
+            )
 
     def _write_tensor(self, x: Tensor, place: int) -> None:
         self._move_to_own_folder()  # a file that is being written cannot be moved

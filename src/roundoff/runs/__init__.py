@@ -96,6 +96,7 @@ from roundoff.runs.records.training_facts import (
     StateGroup,
     Structure,
     TensorFacts,
+    TensorPlacement,
 )
 from roundoff.runs.writer import RunWriter
 
@@ -190,6 +191,7 @@ __all__ = [
     "Structure",
     "TensorFacts",
     "TensorFile",
+    "TensorPlacement",
     "TensorWriter",
     "TokenFlowProbe",
     "UnreadableRun",

@@ -78,7 +78,7 @@ def test_a_correct_tensor_parallel_training_is_silent(recorder: Recorder):
 
 
 PLANTED = [
-    ("tensor_parallel", "no_sum_in_backward", "layout-missing-reduction", "not summed over tp", "2.norm.weight"),
+    ("tensor_parallel", "no_sum_in_backward", "layout-missing-reduction", "not summed over tp", "2.norm.bias"),
     ("tensor_parallel", "no_sum_in_forward", "layout-missing-reduction", "1.down is not summed over tp", None),
     ("tensor_parallel", "bias_on_each_rank", "layout-difference", "1.down.bias is added 2 times", "1.down.bias"),
     ("tensor_parallel", "inputs_differ", "layout-inputs", "the inputs differ over tp", None),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from roundoff.compare.layouts.forward_walk import SiteResult
 from roundoff.compare.layouts.layout_fault import LayoutFault, LayoutFaultKind
 from roundoff.compare.layouts.missing_sum import find_missing_sum
 from roundoff.compare.layouts.parameter_parts import ParameterParts, whole_like
-from roundoff.compare.layouts.part_verdict import Agreement, PartVerdict, judge_parts
+from roundoff.compare.layouts.part_verdict import Agreement, PartHolder, PartVerdict, judge_parts
 from roundoff.compare.layouts.rank_mesh import RankMesh, describe_numbers, describe_ranks
 from roundoff.compare.layouts.step_tensors import StepTensors
 from roundoff.runs import Run
@@ -43,8 +44,23 @@ class GradientCheck:
             if whole is None:
                 found[name] = PartVerdict(agreement=Agreement.UNKNOWN, why_not="the reference's parts are not whole")
             elif holders or whole.event.l2:
-                found[name] = judge_parts(holders, whole, noise=_NOISE * whole.tolerance * max(norms))
+                verdict = judge_parts(holders, whole, noise=_NOISE * whole.tolerance * max(norms))
+                found[name] = self._as_placed(verdict, holders[0] if holders else None)
         return found
+
+    def _as_placed(self, verdict: PartVerdict, holder: PartHolder | None) -> PartVerdict:
+        """Accept summands of a DTensor that says that it consists of summands: torch sums them where they are used."""
+        is_sum = verdict.agreement is Agreement.PARTIAL and abs(verdict.factor - 1) < _NEAR
+        if holder is None or not is_sum:
+            return verdict
+        placed = self._candidate.placements(rank=holder.ranks[0])
+        is_partial = any(
+            placement.startswith("partial")
+            for each in placed
+            if each.kind == "gradient" and each.name == holder.tensor.event.parameter
+            for placement in each.placements
+        )
+        return replace(verdict, agreement=Agreement.EQUAL) if is_partial else verdict
 
     def faults(self, verdicts: Mapping[str, PartVerdict], results: Sequence[SiteResult]) -> list[LayoutFault]:
         """Name what is wrong: the first thing in the order of the backward pass, and gradients it does not explain."""

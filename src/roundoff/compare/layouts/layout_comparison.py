@@ -21,7 +21,7 @@ from roundoff.compare.layouts.gradient_faults import GradientCheck
 from roundoff.compare.layouts.layout_fault import ComparedParts, LayoutFault, LayoutFaultKind
 from roundoff.compare.layouts.measured_tensor import tolerance_of
 from roundoff.compare.layouts.missing_sum import find_missing_sum
-from roundoff.compare.layouts.parameter_parts import ParameterParts, match_parameters
+from roundoff.compare.layouts.parameter_parts import ParameterParts, match_parameters, placed_pieces
 from roundoff.compare.layouts.part_verdict import Agreement, PartVerdict, judge_parts
 from roundoff.compare.layouts.rank_mesh import RankMesh, describe_numbers, describe_ranks
 from roundoff.compare.layouts.step_tensors import StepTensors, read_step
@@ -146,7 +146,8 @@ def compare_layouts(
         num_read = max(num_read, tensors.num_read)
         compared.append(at)
         if parts is None:
-            parts = match_parameters(wholes, tensors, names=names)
+            placed = {rank: placed_pieces(candidate.placements(rank=rank)) for rank in candidate.ranks}
+            parts = match_parameters(wholes, tensors, names=names, placed=placed)
             faults, is_comparable = _first_step(state, at, wholes, tensors, parts)
             if not is_comparable:
                 break
@@ -173,6 +174,11 @@ def mesh_of(run: Run) -> RankMesh | None:
     if isinstance(given, str) and given:
         mesh = RankMesh.parse(given)
         return mesh if mesh.num_ranks == run.info.ranks else None
+    last = run.ranks[-1]
+    for placed in run.placements(rank=last):
+        mesh = RankMesh(placed.mesh)
+        if mesh.num_ranks == run.info.ranks and tuple(mesh.coordinates(last).values()) == placed.coordinate:
+            return mesh
     return None
 
 

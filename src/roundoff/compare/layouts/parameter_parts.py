@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from roundoff.compare.layouts.measured_tensor import MeasuredTensor, fit
+from roundoff.compare.layouts.measured_tensor import MeasuredTensor, fit, fit_arrays
 from roundoff.compare.layouts.part_verdict import PartHolder
-from roundoff.compare.layouts.piece import WHOLE, Piece, matching_pieces, possible_pieces
+from roundoff.compare.layouts.piece import WHOLE, Cut, Piece, matching_pieces, possible_pieces
 from roundoff.compare.layouts.step_tensors import RankTensor, StepTensors
+from roundoff.runs import TensorPlacement
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +67,23 @@ class ParameterParts:
                 ranks = tuple(rank for rank in other.ranks if rank in part.ranks)
                 if ranks and other.tensor.shape == part.tensor.shape:
                     found.append(PartHolder(ranks, other.tensor, part.pieces, part.tensor.event.hash))
+                elif ranks and other.tensor.shape == self.wholes[reference].shape:
+                    found.append(PartHolder(ranks, other.tensor, (WHOLE,), None))
         return found
 
 
 def match_parameters(
-    reference: StepTensors, candidate: StepTensors, *, names: Mapping[str, str] | None = None
+    reference: StepTensors,
+    candidate: StepTensors,
+    *,
+    names: Mapping[str, str] | None = None,
+    placed: Mapping[int, Mapping[str, Piece]] | None = None,
 ) -> ParameterParts:
     """Find out which part of the reference's parameters each rank of the candidate holds.
 
     By name first; by hash where a name means something else on some ranks, as numbers of layers do on later stages of
-    a pipeline, and those of experts. `names` maps names of the reference to those of the candidate.
+    a pipeline, and those of experts. `names` maps names of the reference to those of the candidate; `placed` has the
+    parts that DTensors say they are, by rank and name.
     """
     renamed = {other: name for name, other in (names or {}).items()}
     found = ParameterParts(wholes={})
@@ -91,7 +99,8 @@ def match_parameters(
         own_name = renamed.get(name, name)
         whole = found.wholes.get(own_name)
         for ranks, tensor in ((held.ranks, held.tensor) for held in tensors):
-            pieces = () if whole is None else _pieces(tensor, whole)
+            said = (placed or {}).get(ranks[0], {}).get(name)
+            pieces = () if whole is None else _pieces(tensor, whole, said)
             if pieces:
                 ordered = tuple(sorted(pieces, key=lambda piece: piece not in usual[ranks[0]]))
                 found.parts[own_name].append(HeldPart(name, ranks, tensor, ordered))
@@ -104,12 +113,37 @@ def match_parameters(
     return found
 
 
-def _pieces(tensor: MeasuredTensor, whole: MeasuredTensor) -> tuple[Piece, ...]:
+def placed_pieces(placements: Sequence[TensorPlacement]) -> dict[str, Piece]:
+    """Return the parts that a rank's parameters are, by what their DTensors say; without those in no usual order."""
+    found: dict[str, Piece] = {}
+    for placed in placements:
+        cuts: dict[int, Cut] = {}
+        for size, place, kind in zip(placed.mesh.values(), placed.coordinate, placed.placements, strict=False):
+            if kind == "replicate":
+                continue
+            if not kind.startswith("shard("):
+                break
+            dim = int(kind[6:-1])
+            before = cuts.get(dim, Cut(dim, 0, placed.shape[dim]))
+            length = -(-before.length // size)
+            start = min(place * length, before.length)
+            cuts[dim] = Cut(dim, before.start + start, min(length, before.length - start))
+        else:
+            if placed.kind == "parameter":
+                found[placed.name] = Piece(tuple(cuts.values()))
+    return found
+
+
+def _pieces(tensor: MeasuredTensor, whole: MeasuredTensor, said: Piece | None = None) -> tuple[Piece, ...]:
     if tensor.shape == whole.shape:
         return (WHOLE,) if fit(tensor, whole).is_equal(tensor.tolerance) else ()
     if not tensor.event.num_elements:
         return (WHOLE,)  # a rank may hold nothing of a small parameter
-    return tuple(matching_pieces(tensor, whole))
+    if said is not None and tensor.values is not None and whole.values is not None:
+        cut = said.take(whole.values)
+        if cut.shape == tensor.shape and fit_arrays(tensor.values, cut).is_equal(tensor.tolerance):
+            return (said,)
+    return (said,) if said is not None and tensor.values is None else tuple(matching_pieces(tensor, whole))
 
 
 def _usual_pieces(
