@@ -49,7 +49,7 @@ class RankMesh:
         {'dp': 1, 'tp': 2}
         """
         found: dict[str, int] = {}
-        for name, size in reversed(self.sizes.items()):
+        for name, size in reversed(list(self.sizes.items())):
             rank, found[name] = divmod(rank, size)
         return dict(reversed(found.items()))
 
