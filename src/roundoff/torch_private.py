@@ -14,7 +14,7 @@ import importlib
 import operator
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType, FrameType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -610,7 +610,27 @@ def mesh_placement(x: torch.Tensor) -> tuple[dict[str, int], tuple[int, ...], tu
         else str(placement)
         for placement in placements
     )
-    return dict(zip(names, mesh.shape, strict=True)), tuple(mesh.get_coordinate() or ()), kinds
+    coordinate = tuple(mesh.get_coordinate() or ())
+    if not all(type(place) is int for place in coordinate):
+        return None  # of all ranks at once, where one process simulates them
+    return dict(zip(names, mesh.shape, strict=True)), coordinate, kinds
+
+
+def simulated_ranks(x: torch.Tensor) -> Mapping[int, torch.Tensor] | None:
+    """Return the tensors of all ranks that a LocalTensor simulates in this process, or None for other tensors."""
+    inner: Any = x
+    for _ in range(_MAX_WRAPPERS):
+        found = getattr(inner, "_local_tensors", None)
+        if isinstance(found, dict) and found:
+            return found
+        wrapped = getattr(inner, "_local_tensor", None)  # of a DTensor
+        inner = getattr(inner, "elem", None) if wrapped is None else wrapped  # of a collective's result
+        if not isinstance(inner, torch.Tensor):
+            return None
+    return None
+
+
+_MAX_WRAPPERS = 4
 
 
 def default_store() -> Any:

@@ -7,6 +7,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -47,6 +48,7 @@ from roundoff.torch_private import (
     hidden_from_modes,
     is_transformed,
     mesh_placement,
+    simulated_ranks,
 )
 from roundoff.words import plural
 
@@ -63,7 +65,7 @@ class StepWriter:
         self._sources = sources
         self._tensors: TensorWriter | None = None
 
-    def write_tensor(self, step: int, recorder: OpRecorder, x: Tensor, place: int) -> None:
+    def write_tensor(self, step: int, recorder: OpRecorder, rows: StepRows, x: Tensor, place: int) -> None:
         """Append a tensor, with the key of the row at `place`, to the step's file."""
         dtype = file_dtype(x)
         if dtype is None:
@@ -71,12 +73,12 @@ class StepWriter:
             return
         if self._tensors is None:
             self._tensors = self._writer.tensors(step)
-        key = recorder.rows.keys()[place]
+        key = rows.keys()[place]
         name = (
             f"{PHASES[key.phase]}/{key.microbatch}/{self._sites.names[key.site]}/"
             f"{recorder.ops.values[key.op]}#{key.nth}:{recorder.outputs.values[key.output]}"
         )
-        content = recorder.rows.content_hash(place)
+        content = rows.content_hash(place)
         self._tensors.add(name, bytes_of(x), dtype=dtype, shape=tuple(x.shape), content_hash=content)
 
     def write_step(self, step: int, recorder: OpRecorder, rows: StepRows) -> None:
@@ -189,6 +191,9 @@ class Recording(LoopFollower):
         self._compiled_steps: set[int] = set()
         self._losses: list[Tensor] = []
         self._placed: set[str] = set()
+        self._simulated: dict[int, tuple[RunWriter, StepWriter]] = {}
+        if settings.level == "tensors":
+            self._recorder.on_simulated_row = self._write_simulated_tensor
         self._began = self._step_began = time.perf_counter()
 
     @property
@@ -272,7 +277,8 @@ class Recording(LoopFollower):
         self._mode.place()
         if backward.loss is not None and not is_transformed(backward.roots[0]):
             with hidden_from_modes():
-                self._losses.append(backward.loss.detach().clone())
+                ranks = simulated_ranks(backward.loss)
+                self._losses.append((backward.loss if ranks is None else ranks[min(ranks)]).detach().clone())
         self._write_call("backward", backward.detail())
 
     def backward_ended(self, *, is_microbatch: bool) -> None:
@@ -357,6 +363,9 @@ class Recording(LoopFollower):
         self._named.take_gradients(None)
         rows = self._recorder.new_step()
         self._steps.write_step(self.clock.step, self._recorder, rows)
+        simulated, self._recorder.simulated = self._recorder.simulated, {}
+        for rank, of_rank in simulated.items():
+            self._steps_of(rank).write_step(self.clock.step, self._recorder, of_rank)
         if self._writer.stopped is None:
             self._recorded.add(self.clock.step)
         return grad_norm(rows)
@@ -412,7 +421,21 @@ class Recording(LoopFollower):
 
     def _write_tensor(self, x: Tensor, place: int) -> None:
         self._move_to_own_folder()  # a file that is being written cannot be moved
-        self._steps.write_tensor(self.clock.step, self._recorder, x, place)
+        self._steps.write_tensor(self.clock.step, self._recorder, self._recorder.rows, x, place)
+
+    def _write_simulated_tensor(self, rank: int, x: Tensor, place: int) -> None:
+        rows = self._recorder.simulated[rank]
+        self._steps_of(rank).write_tensor(self.clock.step, self._recorder, rows, x, place)
+
+    def _steps_of(self, rank: int) -> StepWriter:
+        """Return what writes the steps of another rank that torch simulates in this process."""
+        if rank not in self._simulated:
+            self._move_to_own_folder()
+            if self._writer.info.ranks <= rank:
+                self._writer.update_info(replace(self._writer.info, ranks=rank + 1))
+            writer = RunWriter.create(self._writer.folder, self._writer.info, rank=rank)
+            self._simulated[rank] = (writer, StepWriter(writer, sites=self.sites, sources=None))
+        return self._simulated[rank][1]
 
     def _switch(self, *, on: bool) -> None:
         """Turn the recorder on or off.
@@ -454,6 +477,9 @@ class Recording(LoopFollower):
             self._switch(on=False)
             correct_mode_flags()  # a mode that the script entered has restored the flags it found, ours among them
             self._steps.discard()
+            for writer, steps in self._simulated.values():
+                steps.discard()
+                writer.close(status=status)
             for complaint in self.complaints:
                 self._writer.note(complaint)
             self._writer.close(status=status)
