@@ -32,14 +32,14 @@ class Recorder:
     def compare(self, script: str, argument: str = "", *, level: str = "tensors") -> LayoutComparison:
         mesh = RankMesh.parse(MESHES[script])
         alone = next((word for word in SAME_ON_ONE_RANK if word in argument), "")
-        reference = self._record(script, f"{argument}" if alone else "", ranks=1, level=level)
-        candidate = self._record(script, argument, ranks=mesh.num_ranks, level=level)
+        reference = self.record(script, f"{argument}" if alone else "", ranks=1, level=level)
+        candidate = self.record(script, argument, ranks=mesh.num_ranks, level=level)
         return compare_layouts(reference, candidate, mesh=mesh)
 
-    def _record(self, script: str, argument: str, *, ranks: int, level: str) -> Run:
-        name = f"{script}-{argument}-{ranks}-{level}"
+    def record(self, script: str, *arguments: str, ranks: int = 1, level: str = "tensors") -> Run:
+        name = f"{script}-{'-'.join(arguments)}-{ranks}-{level}"
         if not (self._folder / "runs" / name).exists():
-            words = ["record", "--level", level, "--name", name, SCRIPTS / f"{script}.py", argument]
+            words = ["record", "--level", level, "--name", name, SCRIPTS / f"{script}.py", *arguments]
             ended = self._server.roundoff(words, folder=self._folder, ranks=ranks)
             assert ended.code == 0, ended.stderr
         return Run.open(self._folder / "runs" / name)
@@ -168,3 +168,13 @@ def test_summaries_are_enough_for_what_adds_up(recorder: Recorder, bug: str):
     whole = found_in(recorder.compare("tensor_parallel", bug))
     assert (finding.rule, finding.title) == (whole.rule, whole.title)
     assert recorder.compare("tensor_parallel", level="summary").faults == ()
+
+
+@pytest.mark.slow
+def test_ranks_that_torch_simulates_in_one_process_are_compared_like_real_ones(recorder: Recorder):
+    alone = recorder.record("simulated_ranks", "1")
+    mesh = RankMesh.parse("tp=8")
+    right = compare_layouts(alone, recorder.record("simulated_ranks", "8"), mesh=mesh)
+    assert (right.faults, right.num_ranks, right.num_equal) == ((), (1, 8), len(right.rows))
+    wrong = compare_layouts(alone, recorder.record("simulated_ranks", "8", "scaled"), mesh=mesh)
+    assert found_in(wrong).title == "all gradients are 8 times too large (8 = tp)"

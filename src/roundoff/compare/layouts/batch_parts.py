@@ -66,8 +66,8 @@ def parts_of_batch(wholes: StepTensors, tensors: StepTensors, parts: ParameterPa
             for rank in ranks:
                 found.pieces[rank].add((place, pieces[0]))
     found.unknown = {place for place in found.unknown if not _adds_up(place, by_place[place][0], tensors)}
-    for place, pieces in covered.items():
-        share = _covered_share(pieces, by_place[place][0].shape)
+    for place, of_place in covered.items():
+        share = _covered_share(of_place, by_place[place][0].shape)
         if share < 1 and not found.other and by_place[place][0].values is not None:
             found.missing[place] = 1 - share
     return found
@@ -100,7 +100,7 @@ def _covered_share(pieces: set[Piece], shape: tuple[int, ...]) -> float:
         index: list[object] = [np.arange(size) for size in shape]
         for cut in piece.cuts:
             index[cut.dim] = cut.indices()
-        seen[np.ix_(*index)] = True  # type: ignore[arg-type]
+        seen[np.ix_(*index)] = True
     return float(seen.mean()) if seen.size else 1.0
 
 

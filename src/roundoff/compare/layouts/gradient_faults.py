@@ -13,7 +13,7 @@ from roundoff.compare.layouts.parameter_parts import ParameterParts, whole_like
 from roundoff.compare.layouts.part_verdict import Agreement, PartHolder, PartVerdict, judge_parts
 from roundoff.compare.layouts.rank_mesh import RankMesh, describe_numbers, describe_ranks
 from roundoff.compare.layouts.step_tensors import StepTensors
-from roundoff.runs import Run
+from roundoff.runs import JsonValue, Run
 from roundoff.words import join_names, join_words, plural
 
 _NOISE = 1e-2
@@ -66,7 +66,7 @@ class GradientCheck:
         """Name what is wrong: the first thing in the order of the backward pass, and gradients it does not explain."""
         wrong = [
             (name, verdict)
-            for name, verdict in reversed(verdicts.items())
+            for name, verdict in reversed(list(verdicts.items()))
             if verdict.agreement not in (Agreement.EQUAL, Agreement.UNKNOWN)
         ]
         if not wrong:
@@ -101,7 +101,7 @@ class GradientCheck:
         is_mean = verdict.is_mean
         done = "averaged" if is_mean else "summed"
         kind, ranks = "mean" if is_mean else "sum", describe_ranks(verdict.classes, None)
-        numbers = {
+        numbers: dict[str, JsonValue] = {
             "group": group,
             "factor": verdict.factor,
             "operation": kind,

@@ -164,7 +164,7 @@ def _wide(file: TensorFile, key: str) -> Array | None:
     kind = TENSOR_DTYPES[entry.dtype]
     array: Any = file[key]
     if kind.torch == "bfloat16":
-        return (array.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+        return np.asarray((array.astype(np.uint32) << 16).view(np.float32), dtype=np.float64)
     if array.dtype.kind not in "fiub" or kind.torch.startswith("float8"):
         return None
     return np.asarray(array, dtype=np.float64)
