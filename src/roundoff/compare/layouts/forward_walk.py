@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from roundoff.compare.layouts.measured_tensor import MeasuredTensor, fit_arrays
+from roundoff.compare.layouts.measured_tensor import MeasuredTensor, fit_arrays, tolerance_of
 from roundoff.compare.layouts.parameter_parts import ParameterParts
 from roundoff.compare.layouts.part_verdict import Agreement, PartHolder, PartVerdict, judge_parts
 from roundoff.compare.layouts.piece import WHOLE, Piece, matching_pieces, possible_pieces
@@ -51,7 +51,8 @@ class ForwardPass:
         self.order: list[str] = []
         """Sites in the order in which they return."""
         self.draws: dict[tuple[str, str], dict[int, MeasuredTensor]] = defaultdict(dict)
-        self.num_microbatches = 1
+        self.tolerance = 0.0
+        """That of the coarsest format among the results: a gradient in fp32 may have been computed in bf16."""
         for rank in ranks:
             self._read(run, step, rank, {} if parts is None else parts.sites(rank))
 
@@ -67,8 +68,8 @@ class ForwardPass:
                 self.draws[site, event.op_name][rank] = tensor
             if event.op != "aten.detach":
                 last[site, event.microbatch] = event
+                self.tolerance = max(self.tolerance, tolerance_of(event.dtype))
         for (site, microbatch), event in sorted(last.items(), key=lambda item: item[1].order):
-            self.num_microbatches = max(self.num_microbatches, microbatch + 1)
             if site not in self.results:
                 self.order.append(site)
             self.results[site][rank, microbatch] = MeasuredTensor(event=event, file=file)

@@ -26,10 +26,17 @@ class GradientCheck:
     """Judges the gradients of one step, and names what is wrong with them."""
 
     def __init__(
-        self, reference: Run, candidate: Run, *, step: int, parts: ParameterParts, mesh: RankMesh | None
+        self,
+        reference: Run,
+        candidate: Run,
+        *,
+        step: int,
+        parts: ParameterParts,
+        mesh: RankMesh | None,
+        tolerance: float,
     ) -> None:
         self._reference, self._candidate = reference, candidate
-        self._step, self._parts, self._mesh = step, parts, mesh
+        self._step, self._parts, self._mesh, self._tolerance = step, parts, mesh, tolerance
 
     def judge(self, wholes: StepTensors, tensors: StepTensors) -> dict[str, PartVerdict]:
         """Put every gradient together, in the order of the reference's parameters."""
@@ -44,7 +51,9 @@ class GradientCheck:
             if whole is None:
                 found[name] = PartVerdict(agreement=Agreement.UNKNOWN, why_not="the reference's parts are not whole")
             elif holders or whole.event.l2:
-                verdict = judge_parts(holders, whole, noise=_NOISE * whole.tolerance * max(norms))
+                tolerance = max(whole.tolerance, self._tolerance)
+                noise = max(_NOISE * tolerance * max(norms), tolerance * whole.event.l2)
+                verdict = judge_parts(holders, whole, noise=noise)
                 found[name] = self._as_placed(verdict, holders[0] if holders else None)
         return found
 

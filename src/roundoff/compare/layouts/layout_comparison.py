@@ -19,18 +19,23 @@ from roundoff.compare.layouts.forward_walk import (
 )
 from roundoff.compare.layouts.gradient_faults import GradientCheck
 from roundoff.compare.layouts.layout_fault import ComparedParts, LayoutFault, LayoutFaultKind
-from roundoff.compare.layouts.measured_tensor import tolerance_of
+from roundoff.compare.layouts.measured_tensor import MAX_TOLERANCE, MIN_TOLERANCE, ROUNDINGS, MeasuredTensor
 from roundoff.compare.layouts.missing_sum import find_missing_sum
 from roundoff.compare.layouts.parameter_parts import ParameterParts, match_parameters, placed_pieces
 from roundoff.compare.layouts.part_verdict import Agreement, PartVerdict, judge_parts
 from roundoff.compare.layouts.rank_mesh import RankMesh, describe_numbers, describe_ranks
 from roundoff.compare.layouts.step_tensors import StepTensors, read_step
+from roundoff.compare.runs.run_comparison import unit_of_run
 from roundoff.errors import CompareError
 from roundoff.runs import CachedRun, Run
 from roundoff.words import join_names, plural
 
-_LATER_TOLERANCE = 0.05
-"""Of steps after the first: an adaptive optimizer turns rounding noise into differences of its updates."""
+_UPDATE_TOLERANCE = 0.5
+"""Of what optimizers did: an adaptive one turns rounding noise in small gradients into large differences."""
+_MIN_GRADIENT = 1e-3
+"""Parameters with smaller gradients, relative to the largest, may be moved by rounding noise alone."""
+_MIN_UPDATE = 1e-6
+"""Smaller changes, relative to the parameter, are rounding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,12 +205,16 @@ def _first_step(
     if faults or blocked:
         state.notes += blocked
         return faults, False
-    check = GradientCheck(state.reference, state.candidate, step=step, parts=parts, mesh=state.mesh)
+    units = (unit_of_run(state.reference), unit_of_run(state.candidate))
+    tolerance = min(MAX_TOLERANCE, max(passes[0].tolerance, passes[1].tolerance, ROUNDINGS * max(units)))
+    check = GradientCheck(
+        state.reference, state.candidate, step=step, parts=parts, mesh=state.mesh, tolerance=tolerance
+    )
     verdicts = check.judge(wholes, tensors)
     for name, verdict in verdicts.items():
         state.add(step, "gradient", name, verdict, sum(len(part.ranks) for part in parts.parts[name]))
     wrong = {name: v for name, v in verdicts.items() if v.agreement not in (Agreement.EQUAL, Agreement.UNKNOWN)}
-    losses = _losses(state, step)
+    losses = _losses(state, step, max(tolerance, MIN_TOLERANCE))
     results = compare_sites(*passes) if wrong or losses is not None else []
     for result in results:
         state.add(step, "result", result.site, result.verdict, len({r for h in result.holders for r in h.ranks}))
@@ -270,7 +279,7 @@ def _start_faults(state: _Comparing, step: int, parts: ParameterParts) -> list[L
     ]
 
 
-def _losses(state: _Comparing, step: int) -> tuple[float, dict[int, float]] | None:
+def _losses(state: _Comparing, step: int, tolerance: float) -> tuple[float, dict[int, float]] | None:
     """Return the reference's loss and those of the candidate's ranks if they do not make it up; None if they do."""
     reference = [loss for rank in state.reference.ranks if (loss := _loss(state.reference, step, rank)) is not None]
     losses = {rank: loss for rank in state.candidate.ranks if (loss := _loss(state.candidate, step, rank)) is not None}
@@ -279,9 +288,10 @@ def _losses(state: _Comparing, step: int) -> tuple[float, dict[int, float]] | No
         return None
     whole = math.fsum(reference) / len(reference)
     values = list(losses.values())
-    mean, tolerance = math.fsum(values) / len(values), max(1e-3, tolerance_of("float32"))
+    mean = math.fsum(values) / len(values)
     count = _num_microbatches(state.candidate, step)
-    made_up = (mean, mean * len(values), mean * count, mean / len(values), *(values if len(set(values)) > 1 else ()))
+    num_ranks = len(state.candidate.ranks)
+    made_up = (mean, mean * num_ranks, mean * count, mean / num_ranks, *(values if len(set(values)) > 1 else ()))
     if any(abs(value - whole) <= tolerance * max(abs(whole), 1e-6) for value in made_up):
         return None
     return whole, losses
@@ -394,19 +404,26 @@ def _is_equal(result: SiteResult) -> bool:
 def _later_step(
     state: _Comparing, step: int, wholes: StepTensors, tensors: StepTensors, parts: ParameterParts
 ) -> list[LayoutFault]:
-    """Compare the parameters that the step before has left."""
+    """Compare what the optimizer has done to the parameters since the first step."""
     wrong: dict[str, PartVerdict] = {}
-    largest = max((held.tensor.event.l2 for held in _flat(wholes.gradients)), default=0.0)
-    for name in parts.wholes:
-        gradient = wholes.gradients.get(name)
-        if len(wholes.parameters.get(name, ())) != 1 or not gradient:
+    norms = {name: held[0].tensor.event.l2 for name, held in wholes.gradients.items()}
+    for name, before in parts.wholes.items():
+        after = wholes.parameters.get(name, ())
+        change = _change(before, after[0].tensor) if len(after) == 1 else None
+        if change is None or change.event.l2 <= _MIN_UPDATE * before.event.l2:
             continue
-        whole = wholes.parameters[name][0].tensor
-        holders = parts.holders(name, tensors.parameters)
-        if not holders or gradient[0].tensor.event.l2 < 1e-3 * largest:
+        if not norms.get(name, 0.0) > _MIN_GRADIENT * max(norms.values()):
             continue
-        verdict = judge_parts(holders, whole, noise=_LATER_TOLERANCE * whole.event.l2)
-        state.add(step, "parameter", name, verdict, sum(len(holder.ranks) for holder in holders))
+        holders = [
+            replace(holder, tensor=moved)
+            for part in parts.parts[name]
+            for holder in parts.holders(name, tensors.parameters)
+            if set(holder.ranks) <= set(part.ranks) and (moved := _change(part.tensor, holder.tensor)) is not None
+        ]
+        if not holders:
+            continue
+        verdict = judge_parts(holders, change, noise=_UPDATE_TOLERANCE * change.event.l2)
+        state.add(step, "update", name, verdict, sum(len(holder.ranks) for holder in holders))
         if verdict.agreement not in (Agreement.EQUAL, Agreement.UNKNOWN):
             wrong[name] = verdict
     if not wrong:
@@ -419,7 +436,7 @@ def _later_step(
             phase="optimizer",
             parameter=name,
             title=f"{join_names(list(wrong))} {'was' if len(wrong) == 1 else 'were'} updated differently before step "
-            f"{step}",
+            f"{step}" + (f", {verdict.factor:.3g} times as much" if verdict.agreement is Agreement.SCALED else ""),
             why=("the gradients of the step before agree, so that the optimizer does something else",),
             fix="compare the optimizers' settings, and what they do with parts of parameters",
             confidence=0.8,
@@ -428,5 +445,8 @@ def _later_step(
     ]
 
 
-def _flat(tensors: Mapping[str, Sequence[object]]) -> list:  # type: ignore[type-arg]
-    return [held for of_name in tensors.values() for held in of_name]
+def _change(before: MeasuredTensor, after: MeasuredTensor) -> MeasuredTensor | None:
+    """Return what was added to a tensor; None if its values are not known."""
+    if before.values is None or after.values is None or before.shape != after.shape:
+        return None
+    return after.with_values(after.values - before.values)

@@ -20,6 +20,8 @@ Array = npt.NDArray[np.float64]
 MIN_TOLERANCE = 1e-3
 """Results in fp32 that were computed in another order differ by less than this part of their norm."""
 MAX_TOLERANCE = 0.2
+EXACT = 1e-12
+"""Whole numbers are the same or not."""
 ROUNDINGS = 16.0
 """And those of narrower formats by less than this many roundings."""
 
@@ -86,11 +88,13 @@ class MeasuredTensor:
 def tolerance_of(dtype: str) -> float:
     """Return the largest part of its norm by which another order of computing changes a tensor of this dtype.
 
-    >>> tolerance_of("float32"), round(tolerance_of("bfloat16"), 3)
-    (0.001, 0.125)
+    >>> tolerance_of("float32"), round(tolerance_of("bfloat16"), 3), tolerance_of("int64")
+    (0.001, 0.125, 1e-12)
     """
+    if "float" not in dtype:
+        return EXACT
     short = {"float32": "fp32", "float64": "fp64", "float16": "fp16", "bfloat16": "bf16"}.get(dtype)
-    unit = format_named(short).eps if short else 0.0
+    unit = format_named(short).eps if short else MAX_TOLERANCE
     return min(MAX_TOLERANCE, max(MIN_TOLERANCE, ROUNDINGS * unit))
 
 
