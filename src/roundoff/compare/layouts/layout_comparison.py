@@ -289,10 +289,14 @@ def _losses(state: _Comparing, step: int, tolerance: float) -> tuple[float, dict
     whole = math.fsum(reference) / len(reference)
     values = list(losses.values())
     mean = math.fsum(values) / len(values)
-    count = _num_microbatches(state.candidate, step)
-    num_ranks = len(state.candidate.ranks)
-    made_up = (mean, mean * num_ranks, mean * count, mean / num_ranks, *(values if len(set(values)) > 1 else ()))
-    if any(abs(value - whole) <= tolerance * max(abs(whole), 1e-6) for value in made_up):
+    # a loss that is divided by ranks or micro-batches, or not, is no difference: the gradients are what counts
+    sizes = {
+        1,
+        *(len(run.ranks) for run in (state.reference, state.candidate)),
+        *(_num_microbatches(run, step) for run in (state.reference, state.candidate)),
+    }
+    made_up = [value for size in sizes for value in (mean * size, mean / size)]
+    if any(abs(value - whole) <= tolerance * max(abs(whole), 1e-6) for value in (*made_up, *values)):
         return None
     return whole, losses
 
