@@ -23,6 +23,7 @@ collect_ignore = [  # scripts that train: looking for doctests in them would run
     *(str(path) for path in (_TESTS / "flows" / "plans").glob("*.py")),
     *(str(path) for path in (_TESTS / "compare" / "resume").glob("*.py") if not path.name.startswith("test_")),
     *(str(path) for path in (_TESTS / "faults").rglob("*.py") if not path.name.startswith("test_")),
+    *(str(path) for path in (_TESTS / "compare" / "layouts" / "scripts").glob("*.py")),
 ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,12 +11,6 @@ from tests.watch.script_server import ScriptServer
 
 SCRIPTS = Path(__file__).parent / "scripts"
 NUM_STEPS = 12
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ScriptServer]:
-    with ScriptServer() as server:
-        yield server
 
 
 @pytest.mark.slow

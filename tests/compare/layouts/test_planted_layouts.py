@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -46,9 +45,8 @@ class Recorder:
 
 
 @pytest.fixture(scope="module")
-def recorder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorder]:
-    with ScriptServer() as server:
-        yield Recorder(server, tmp_path_factory.mktemp("layouts"))
+def recorder(server: ScriptServer, tmp_path_factory: pytest.TempPathFactory) -> Recorder:
+    return Recorder(server, tmp_path_factory.mktemp("layouts"))
 
 
 def found_in(comparison: LayoutComparison) -> Finding:
