@@ -82,11 +82,11 @@ def test_the_example_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     shown = PAGE.read_text().split("train.py\n", 1)[1].split("```")[0]
     assert result.stdout == shown
     assert [Run.open(path).info.ranks for path in sorted(Path("runs").iterdir())] == [2, 1]
-    compared = invoke("compare", "runs/train-layouts-one", "runs/train-layouts-many", "--json")
+    compared = invoke("compare", "runs/train-1-one", "runs/train-1-many", "--json")
     assert compared.exit_code == 1
     assert json.loads(compared.stdout)["finding"]["rule"] == "layout-gradient-scale"
     assert json.loads(compared.stdout)["mesh"] == "tp=2"
-    refused = invoke("compare", "runs/train-layouts-one", "runs/train-layouts-many", "--mesh", "tp=4")
+    refused = invoke("compare", "runs/train-1-one", "runs/train-1-many", "--mesh", "tp=4")
     assert (refused.exit_code, "it has 4 ranks, and the candidate 2" in refused.stderr) == (2, True)
 
 

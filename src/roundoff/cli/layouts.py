@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,7 +67,7 @@ def layouts_command(options: LayoutsOptions) -> None:
     from roundoff.compare.layouts.rank_mesh import RankMesh
     from roundoff.experiments.ranked_script import record_on_ranks
     from roundoff.progress import waiting
-    from roundoff.runs import Run, next_free_name, to_json
+    from roundoff.runs import Run, to_json
 
     if (options.mesh is None) == (options.ranks is None):
         raise UsageError.explain(
@@ -74,7 +75,7 @@ def layouts_command(options: LayoutsOptions) -> None:
         )
     script = options.script()
     mesh = RankMesh.parse(options.mesh or f"ranks={options.ranks}")
-    name = options.name or next_free_name(options.runs, f"{script.stem}-layouts").name
+    name = options.name or _free_name(options.runs, script.stem)
     words = [*(["-m"] if script.is_module else []), script.target, *script.args]
     common = ["--runs", str(options.runs), "--steps", options.steps, "--level", options.level, "--strict"]
     if options.seed is not None:
@@ -90,10 +91,15 @@ def layouts_command(options: LayoutsOptions) -> None:
         sizes = dict(mesh.sizes)
         record_on_ranks([*common, "--name", candidate.name], words, num_ranks=mesh.num_ranks, sizes=sizes)
     with waiting("comparing"):
-        named = None if options.mesh is None else options.mesh
-        report = report_on_layouts(Run.open(reference), Run.open(candidate), named)
+        report = report_on_layouts(Run.open(reference), Run.open(candidate), options.mesh)
     if options.as_json:
         echo(to_json(report.to_object()))
     else:
         echo(report.text(table=options.table, width=columns()))
     sys.exit(exit_code_of(report.differs))
+
+
+def _free_name(runs: Path, stem: str) -> str:
+    """Return a name of which there are no two runs yet: `train-1`."""
+    names = (f"{stem}-{number}" for number in itertools.count(1))
+    return next(name for name in names if not any((runs / f"{name}-{side}").exists() for side in ("one", "many")))
