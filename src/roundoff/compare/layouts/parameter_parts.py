@@ -10,7 +10,7 @@ import numpy as np
 
 from roundoff.compare.layouts.measured_tensor import MeasuredTensor, fit, fit_arrays
 from roundoff.compare.layouts.part_verdict import PartHolder
-from roundoff.compare.layouts.piece import WHOLE, Cut, Piece, matching_pieces, possible_pieces
+from roundoff.compare.layouts.piece import WHOLE, Cut, Piece, matching_pieces
 from roundoff.compare.layouts.step_tensors import RankTensor, StepTensors
 from roundoff.runs import TensorPlacement
 
@@ -38,13 +38,6 @@ class ParameterParts:
     only_in_candidate: set[str] = field(default_factory=set)
     not_whole: set[str] = field(default_factory=set)
     """Parameters of the reference whose own parts could not be put together."""
-
-    def reference_names(self, name: str, rank: int) -> str | None:
-        """Return the name in the reference of what a rank of the candidate calls `name`."""
-        for reference, held in self.parts.items():
-            if any(part.name == name and rank in part.ranks for part in held):
-                return reference
-        return None
 
     def sites(self, rank: int) -> dict[str, str]:
         """Return the reference's names of the sites of a rank of the candidate that own parameters."""
@@ -218,8 +211,3 @@ def whole_like(parameter: MeasuredTensor, tensors: Sequence[RankTensor]) -> Meas
         return None
     whole = np.concatenate([value for value in values if value is not None], axis=differing[0])
     return first.with_values(whole) if whole.shape == parameter.shape else None
-
-
-def is_part_of(part: Sequence[int], whole: Sequence[int]) -> bool:
-    """Say whether a tensor of one shape can be a part of one of another."""
-    return bool(possible_pieces(part, whole))
