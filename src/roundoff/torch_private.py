@@ -14,7 +14,7 @@ import importlib
 import operator
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType, FrameType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -592,6 +592,45 @@ def local_tensor(x: torch.Tensor) -> torch.Tensor | None:
     """Return the plain tensor that this rank holds of a DTensor, or None for other tensor subclasses."""
     local = getattr(x, "_local_tensor", None)
     return local if isinstance(local, torch.Tensor) else None
+
+
+def mesh_placement(x: torch.Tensor) -> tuple[dict[str, int], tuple[int, ...], tuple[str, ...]] | None:
+    """Return the mesh of a DTensor, this rank's place in it, and how the tensor lies on it; None for other tensors."""
+    mesh, placements = getattr(x, "device_mesh", None), getattr(x, "placements", None)
+    if mesh is None or placements is None or local_tensor(x) is None:
+        return None
+    names = mesh.mesh_dim_names or tuple(f"mesh{dim}" for dim in range(mesh.ndim))
+    kinds = tuple(
+        f"shard({placement.dim})"
+        if placement.is_shard() and type(placement).__name__ == "Shard"
+        else "replicate"
+        if placement.is_replicate()
+        else f"partial({getattr(placement, 'reduce_op', 'sum')})"
+        if placement.is_partial()
+        else str(placement)
+        for placement in placements
+    )
+    coordinate = tuple(mesh.get_coordinate() or ())
+    if not all(type(place) is int for place in coordinate):
+        return None  # of all ranks at once, where one process simulates them
+    return dict(zip(names, mesh.shape, strict=True)), coordinate, kinds
+
+
+def simulated_ranks(x: torch.Tensor) -> Mapping[int, torch.Tensor] | None:
+    """Return the tensors of all ranks that a LocalTensor simulates in this process, or None for other tensors."""
+    inner: Any = x
+    for _ in range(_MAX_WRAPPERS):
+        found = getattr(inner, "_local_tensors", None)
+        if isinstance(found, dict) and found:
+            return found
+        wrapped = getattr(inner, "_local_tensor", None)  # of a DTensor
+        inner = getattr(inner, "elem", None) if wrapped is None else wrapped  # of a collective's result
+        if not isinstance(inner, torch.Tensor):
+            return None
+    return None
+
+
+_MAX_WRAPPERS = 4
 
 
 def default_store() -> Any:

@@ -52,3 +52,10 @@ def test_names_every_dtype_that_a_file_can_hold():
 
 def test_has_no_name_for_a_dtype_that_a_file_cannot_hold():
     assert file_dtype(torch.ones(1, dtype=torch.complex128)) is None
+
+
+def test_the_memory_of_the_tensor_can_still_be_resized():
+    x = torch.zeros(4)
+    data = bytes_of(x).copy()
+    x.untyped_storage().resize_(0)
+    assert data.tolist() == [0] * 16

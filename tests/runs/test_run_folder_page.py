@@ -21,6 +21,7 @@ from roundoff.runs import (
     RunInfo,
     RunWriter,
     StateFacts,
+    TensorPlacement,
 )
 from roundoff.runs import flight as layout
 from roundoff.runs.records.finding import FINDING_FIELDS
@@ -53,6 +54,8 @@ def test_every_field_of_the_lines_is_on_the_page():
     assert [name for name, _, _ in rows_under("## memory-rankR.jsonl")] == [field.name for field in fields(MemoryLook)]
     assert [name for name, _, _ in rows_under("## failures-rankR.jsonl")] == [field.name for field in fields(Failure)]
     assert [name for name, _, _ in rows_under("## states-rankR.jsonl")] == [field.name for field in fields(StateFacts)]
+    placed = [name for name, _, _ in rows_under("## placements-rankR.jsonl")]
+    assert placed == [field.name for field in fields(TensorPlacement)]
     assert [name for name, _, _ in rows_under("## gaps-rankR.jsonl")] == [field.name for field in fields(Gap)]
 
 

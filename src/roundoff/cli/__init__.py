@@ -31,6 +31,7 @@ COMMANDS = {
     "record": "Run a training script and record what some of its steps compute.",
     "check-device": "Check every op of a training script's step on its device against the CPU and fp64.",
     "invariant": "Find the ops whose result for a sample depends on the batch that it is in.",
+    "layouts": "Check that a training computes the same on many ranks as on one.",
     "plan": "Measure where precision is lost and write a recipe that trains.",
     "recipes": "List the training recipes and when to use which.",
     "formats": "Show which numbers a format can represent.",
@@ -48,8 +49,8 @@ COMMANDS = {
 }
 """In the order of `--help`; NAME is `NAME_command` in `roundoff.cli.NAME`, with _ for -."""
 GROUPS = {
-    "Watch and explain": ("run", "diagnose", "report", "serve", "runs", "replay", "what-if"),
-    "Compare and search": ("compare", "bisect", "record", "check-device", "invariant"),
+    "Watch and explain": ("run", "diagnose", "report", "serve", "runs", "mcp", "replay", "what-if"),
+    "Compare and search": ("compare", "bisect", "record", "check-device", "invariant", "layouts"),
     "Train at another precision": ("plan", "recipes", "formats", "train", "sweep", "throughput"),
     "Checkpoints": ("params", "convert"),
 }
@@ -69,6 +70,7 @@ NEED_TORCH = (
         "plan",
         "check-device",
         "invariant",
+        "layouts",
     ),
 )
 """These always compute with torch; the others need it never, or only with some of their options."""

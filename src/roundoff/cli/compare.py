@@ -25,6 +25,7 @@ from roundoff.words import join_words
 if TYPE_CHECKING:
     from roundoff.compare.curves.curve import LossCurve
     from roundoff.report.comparisons.comparison_report import ComparisonReport
+    from roundoff.runs import Run
 
 CURVE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".log", ".txt")
 TENSOR_SUFFIXES = (".npy",)
@@ -54,6 +55,7 @@ _KINDS_WITH_OPTION = {
     "step": (_K.RUN,),
     "rank": (_K.RUN, _K.STEP, _K.RESUMPTION),
     "at": (_K.RESUMPTION,),
+    "mesh": (_K.RUN,),
     "pattern": (_K.CURVE,),
     "column": (_K.CURVE,),
     "map": (_K.RUN, _K.CHECKPOINT, _K.TENSORS),
@@ -78,6 +80,7 @@ class CompareOptions:
     logprobs: bool
     resume: bool
     at: int | None
+    mesh: str | None
     gate: tuple[str, ...]
     further: tuple[str, ...]
     table: bool
@@ -94,6 +97,7 @@ class CompareOptions:
 
 
 _AT_HELP = "With --resume: the step of REF that CAND began with.  [default: found by their states]"
+_MESH_HELP = "For runs with other layouts: the groups of CAND's ranks, as dp=2,tp=2, the last one of neighbours."
 _GATE_HELP = "Exit with 1 only if a gap is larger: mean-loss=2%, matched-step=0.01, grad-norm=5%. Repeatable."
 
 
@@ -108,6 +112,7 @@ _GATE_HELP = "Exit with 1 only if a gap is larger: mean-loss=2%, matched-step=0.
 @click.option("--logprobs", is_flag=True, help="Both are tables of two engines' log-probabilities.")
 @click.option("--resume", is_flag=True, help="CAND is a run that was resumed from a checkpoint of REF.")
 @click.option("--at", type=click.IntRange(min=0), metavar="STEP", help=_AT_HELP)
+@click.option("--mesh", metavar="NAME=SIZE,...", help=_MESH_HELP)
 @click.option("--gate", multiple=True, metavar="NAME=LIMIT", help=_GATE_HELP)
 @click.option(
     "--reference",
@@ -128,6 +133,7 @@ def compare_command(options: CompareOptions) -> None:
     Both are runs, steps of runs (RUN@3 is step 3), checkpoints of any framework, loss curves (CSV, JSONL, TensorBoard,
     logs), folders of tensors, or with --logprobs tables (Parquet, JSONL, npz) of a trainer and a rollout engine.
     With --resume, CAND was resumed from a checkpoint of REF: what was not restored.
+    Runs with other layouts (tensor, pipeline, data parallel) are put together first; record them with --level tensors.
     Exits with 1 if they differ by more than their formats explain, with 2 if they could not be compared.
     """
     kind = _common_kind(options)
@@ -158,6 +164,8 @@ def _compare_runs(options: CompareOptions) -> ComparisonReport:
     from roundoff.runs import Run
 
     reference, candidate = Run.open(options.reference), Run.open(options.candidate)
+    if options.rank is None and _has_other_layout(reference, candidate, options):
+        return report_on_layouts(reference, candidate, options.mesh, step=options.step, names=options.name_map())
     sites = options.name_map() or {}
     comparison = compare_runs(reference, candidate, step=options.step, rank=options.rank, sites=sites)
     return ComparedRuns(
@@ -166,6 +174,32 @@ def _compare_runs(options: CompareOptions) -> ComparisonReport:
         reference=options.reference,
         candidate=options.candidate,
     )
+
+
+def _has_other_layout(reference: Run, candidate: Run, options: CompareOptions) -> bool:
+    from roundoff.compare.layouts.layout_comparison import layouts_differ
+
+    if options.mesh is not None:
+        return True
+    return bool(set(reference.steps) & set(candidate.steps)) and layouts_differ(reference, candidate)
+
+
+def report_on_layouts(
+    reference: Run, candidate: Run, mesh: str | None, *, step: int | None = None, names: dict[str, str] | None = None
+) -> ComparisonReport:
+    """Compare two runs whose ranks share the work differently."""
+    from roundoff.compare.layouts.layout_comparison import compare_layouts
+    from roundoff.compare.layouts.rank_mesh import RankMesh
+    from roundoff.diagnose.layout_findings import findings_about_layouts
+    from roundoff.report.comparisons.compared_layouts import ComparedLayouts
+
+    parsed = None if mesh is None else RankMesh.parse(mesh)
+    if parsed is not None and parsed.num_ranks != len(candidate.ranks):
+        raise UsageError.explain(
+            f"Invalid --mesh {mesh}: it has {parsed.num_ranks} ranks, and the candidate {len(candidate.ranks)}."
+        )
+    comparison = compare_layouts(reference, candidate, mesh=parsed, step=step, names=names)
+    return ComparedLayouts(comparison=comparison, findings=findings_about_layouts(comparison))
 
 
 def _compare_steps(options: CompareOptions) -> ComparisonReport:

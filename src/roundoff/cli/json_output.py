@@ -55,6 +55,10 @@ _FINDING: Shape = {
 }
 _ANSWER: Shape = {"checks": "str", "codes": ["str"], "answer": "str", "reason": "str?"}
 _PLACE: Shape = {"phase": "str", "site": "str", "op": "str", "microbatch": "int", "source": "str?", "*": "any"}
+_LAYOUTS: Shape = {
+    "reference": "str", "candidate": "str", "verdict": "str", "differs": "bool", "finding": ("finding", "null"),
+    "ranks": ["int"], "mesh": "any", "steps": ["int"], "notes": ["str"], "num_equal": "int", "tensors": ["obj"],
+}  # fmt: skip
 _WATCHED: Mapping[str, Shape] = {"watched": "str: complete, partial or nothing", "not_watched": ["str"]}
 _FORMATS: Shape = {
     **{name: "num" for name in ("num_bits", "largest", "smallest_normal", "smallest_subnormal", "eps")},
@@ -92,7 +96,7 @@ SHAPES: Mapping[str, tuple[int, Shape]] = {
     "diagnose-finding": (1, {"finding": "finding", "means": "str?", "usual_fix": "str?"}),
     "compare": (1, (
         {**_TWO, "finding": ("finding", "null"), "identical": "bool", "steps": ["int"], "ranks": ["int"],
-         "num_tensors": "int", "num_equal": "int", "only_in_one": ["obj"], "rows": ["obj"]},
+         "num_tensors": "int", "num_equal": "int", "only_in_one": ["obj"], "rows": ["obj"], "fp64_errors": ["obj"]},
         {"reference_step": "int", "candidate_step": "int", "parameters": ["obj"], "first_growth": "obj?",
          "growths": ["obj"]},
         {"sentence": "str", **_TWO, "formats": ["str"], "differs": "bool", "is_one_training": "bool",
@@ -112,7 +116,9 @@ SHAPES: Mapping[str, tuple[int, Shape]] = {
         {"references": ["str"], "candidate": "str", "passed": "bool", "gates": [
             {"gate": "str", "passed": "bool", "gap": "num", "limit": "num", "relative": "bool", "noise": "num?",
              "num_references": "int", "num_steps": "int", "step": "int?"}]},
+        _LAYOUTS,
     )),
+    "layouts": (1, _LAYOUTS),
     "report": (1, {
         "page": "str", "size_bytes": "int", "sections": ["str"], "thinned": ["str"], "findings": ["finding"],
     }),

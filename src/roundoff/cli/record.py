@@ -122,11 +122,17 @@ def _start_session(options: RecordOptions, script: Script) -> Recording:
         settings=settings,
         command=script.command,
         seed=options.seed,
-        facts={"deterministic": options.deterministic, "repeat_batch": options.repeat_batch},
+        facts={"deterministic": options.deterministic, "repeat_batch": options.repeat_batch, **_mesh()},
     )
     if hidden is not None:
         session.choose_folder = lambda: folder_for(script, name=options.name, base=base)
     return session
+
+
+def _mesh() -> dict[str, str]:
+    """Return the mesh of ranks, where `roundoff layouts` or the user's launcher names it."""
+    mesh = os.environ.get("ROUNDOFF_MESH", "")
+    return {"mesh": mesh} if mesh else {}
 
 
 def _report(session: Recording, folder: Path, seconds: float, *, as_json: bool) -> None:

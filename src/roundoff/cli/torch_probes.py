@@ -77,6 +77,7 @@ PRIVATE_NAMES: dict[str, str] = {
     "torch.autograd.Node._sequence_nr": "the site of each backward op",
     "torch.autograd.function.BackwardCFunction._forward_cls": "playing a step in fp64",
     "torch.distributed.tensor.DTensor._local_tensor": "sharded weights",
+    "torch.distributed._local_tensor.LocalTensor._local_tensors": "ranks that one process simulates",
     "torch.UntypedStorage._cdata": "tied weights",
     "torch.Tensor._values": "sparse gradients",
     "torch.Tensor._is_zerotensor": "forward-mode differentiation",

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from roundoff.compare.layouts.layout_comparison import compare_layouts, layouts_differ
 from roundoff.compare.runs.divergence import ComparedTensor, Divergence
 from roundoff.compare.runs.run_comparison import RunComparison, compare_runs
 from roundoff.compare.settings.setting_difference import SettingDifference, SettingKind
+from roundoff.diagnose.layout_findings import LAYOUT_CODES, findings_about_layouts
 from roundoff.diagnose.rule import Code, Rule, error, warning
 from roundoff.diagnose.wording import format_distinct, format_of, format_short
 from roundoff.runs import Finding, JsonValue, Run, Severity, object_of
@@ -40,9 +42,15 @@ def reference_rule(reference: Run) -> Rule:
     return Rule(
         order=10_000,
         checks=f"what differs from {reference.path}",
-        find=lambda run: findings_against(compare_runs(reference, run)),
+        find=lambda run: _findings(reference, run),
         codes=AGAINST_CODES,
     )
+
+
+def _findings(reference: Run, run: Run) -> list[Finding]:
+    if layouts_differ(reference, run):
+        return findings_about_layouts(compare_layouts(reference, run))
+    return findings_against(compare_runs(reference, run))
 
 
 def findings_against(comparison: RunComparison) -> list[Finding]:
@@ -346,5 +354,6 @@ AGAINST_CODES = (
         "data, seeds, environment.",
         fix="Align them one at a time, starting with the first, the most suspicious one.",
     ),
+    *LAYOUT_CODES,
 )
 """Codes of findings that need a reference run."""

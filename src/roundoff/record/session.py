@@ -7,6 +7,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -39,9 +40,17 @@ from roundoff.runs import (
     Metrics,
     RunWriter,
     StepDetail,
+    TensorPlacement,
     TensorWriter,
 )
-from roundoff.torch_private import compiler_is_loaded, correct_mode_flags, hidden_from_modes, is_transformed
+from roundoff.torch_private import (
+    compiler_is_loaded,
+    correct_mode_flags,
+    hidden_from_modes,
+    is_transformed,
+    mesh_placement,
+    simulated_ranks,
+)
 from roundoff.words import plural
 
 
@@ -57,7 +66,7 @@ class StepWriter:
         self._sources = sources
         self._tensors: TensorWriter | None = None
 
-    def write_tensor(self, step: int, recorder: OpRecorder, x: Tensor, place: int) -> None:
+    def write_tensor(self, step: int, recorder: OpRecorder, rows: StepRows, x: Tensor, place: int) -> None:
         """Append a tensor, with the key of the row at `place`, to the step's file."""
         dtype = file_dtype(x)
         if dtype is None:
@@ -65,12 +74,12 @@ class StepWriter:
             return
         if self._tensors is None:
             self._tensors = self._writer.tensors(step)
-        key = recorder.rows.keys()[place]
+        key = rows.keys()[place]
         name = (
             f"{PHASES[key.phase]}/{key.microbatch}/{self._sites.names[key.site]}/"
             f"{recorder.ops.values[key.op]}#{key.nth}:{recorder.outputs.values[key.output]}"
         )
-        content = recorder.rows.content_hash(place)
+        content = rows.content_hash(place)
         self._tensors.add(name, bytes_of(x), dtype=dtype, shape=tuple(x.shape), content_hash=content)
 
     def write_step(self, step: int, recorder: OpRecorder, rows: StepRows) -> None:
@@ -185,6 +194,10 @@ class Recording(LoopFollower):
         self._recorded: set[int] = set()
         self._compiled_steps: set[int] = set()
         self._losses: list[Tensor] = []
+        self._placed: set[str] = set()
+        self._simulated: dict[int, tuple[RunWriter, StepWriter]] = {}
+        if settings.level == "tensors":
+            self._recorder.on_simulated_row = self._write_simulated_tensor
         self._began = self._step_began = time.perf_counter()
 
     @property
@@ -268,7 +281,8 @@ class Recording(LoopFollower):
         self._mode.place()
         if backward.loss is not None and not is_transformed(backward.roots[0]):
             with hidden_from_modes():
-                self._losses.append(backward.loss.detach().clone())
+                ranks = simulated_ranks(backward.loss)
+                self._losses.append((backward.loss if ranks is None else ranks[min(ranks)]).detach().clone())
         self._write_call("backward", backward.detail())
 
     def backward_ended(self, *, is_microbatch: bool) -> None:
@@ -290,6 +304,7 @@ class Recording(LoopFollower):
             self._structure.stepping(optimizer)
         if self._mode.is_on:
             self._named.take_gradients(optimizer)
+            self._write_placements("gradient")
             self._recorder.begin_optimizer(optimizer)
         rates = tuple(learning_rates(optimizer))
         self._write_call("step", StepDetail(optimizer=type(optimizer).__name__, lr=rates))
@@ -325,6 +340,7 @@ class Recording(LoopFollower):
             note_environment(self._writer)
         self.sites.refresh()
         self._named.take_parameters()
+        self._write_placements("parameter")
 
     def step_closed(self, step: int) -> None:
         """Write the step, and turn the recorder on or off for the next one."""
@@ -356,6 +372,9 @@ class Recording(LoopFollower):
         self._named.take_gradients(None)
         rows = self._recorder.new_step()
         self._steps.write_step(self.clock.step, self._recorder, rows)
+        simulated, self._recorder.simulated = self._recorder.simulated, {}
+        for rank, of_rank in simulated.items():
+            self._steps_of(rank).write_step(self.clock.step, self._recorder, of_rank)
         if self._writer.stopped is None:
             self._recorded.add(self.clock.step)
         return grad_norm(rows)
@@ -385,9 +404,47 @@ class Recording(LoopFollower):
             Call(step=clock.step, call=call, microbatch=clock.microbatch, seconds=seconds, detail=detail)
         )
 
+    def _write_placements(self, kind: Literal["parameter", "gradient"]) -> None:
+        """Note how sharded parameters, or their gradients, lie on meshes of ranks, once."""
+        if kind in self._placed:
+            return
+        self._placed.add(kind)
+        for parameter in self.sites.parameters():
+            x = parameter if kind == "parameter" else parameter.grad
+            found = None if x is None else mesh_placement(x)
+            name = self.sites.of_parameter(parameter)[1]
+            if x is None or found is None or name is None:
+                continue
+            mesh, coordinate, placements = found
+            self._writer.write(
+                TensorPlacement(
+                    step=self.clock.step,
+                    kind=kind,
+                    name=name,
+                    shape=tuple(x.shape),
+                    mesh=mesh,
+                    coordinate=coordinate,
+                    placements=placements,
+                )
+            )
+
     def _write_tensor(self, x: Tensor, place: int) -> None:
         self._move_to_own_folder()  # a file that is being written cannot be moved
-        self._steps.write_tensor(self.clock.step, self._recorder, x, place)
+        self._steps.write_tensor(self.clock.step, self._recorder, self._recorder.rows, x, place)
+
+    def _write_simulated_tensor(self, rank: int, x: Tensor, place: int) -> None:
+        rows = self._recorder.simulated[rank]
+        self._steps_of(rank).write_tensor(self.clock.step, self._recorder, rows, x, place)
+
+    def _steps_of(self, rank: int) -> StepWriter:
+        """Return what writes the steps of another rank that torch simulates in this process."""
+        if rank not in self._simulated:
+            self._move_to_own_folder()
+            if self._writer.info.ranks <= rank:
+                self._writer.update_info(replace(self._writer.info, ranks=rank + 1))
+            writer = RunWriter.create(self._writer.folder, self._writer.info, rank=rank)
+            self._simulated[rank] = (writer, StepWriter(writer, sites=self.sites, sources=None))
+        return self._simulated[rank][1]
 
     def _switch(self, *, on: bool) -> None:
         """Turn the recorder on or off.
@@ -429,6 +486,9 @@ class Recording(LoopFollower):
             self._switch(on=False)
             correct_mode_flags()  # a mode that the script entered has restored the flags it found, ours among them
             self._steps.discard()
+            for writer, steps in self._simulated.values():
+                steps.discard()
+                writer.close(status=status)
             for complaint in self.complaints:
                 self._writer.note(complaint)
             self._writer.close(status=status)

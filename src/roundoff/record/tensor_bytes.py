@@ -20,9 +20,20 @@ def file_dtype(x: Tensor) -> str | None:
 
 
 def bytes_of(x: Tensor) -> npt.NDArray[Any]:
-    """Return the elements of `x` in row-major order as raw bytes, without a copy where it is contiguous on the CPU."""
+    """Return the elements of `x` in row-major order as raw bytes, without a copy where it is contiguous on the CPU.
+
+    Not by `Tensor.numpy`, after which torch refuses to resize the memory, as fully sharded modules do.
+    """
     plain = x.detach().cpu().resolve_conj().resolve_neg().contiguous()
     if plain.numel() == 0:
         return np.empty(0, dtype=np.uint8)
-    flat = plain.as_strided((plain.numel(),), (1,))  # one element counts as contiguous at any stride
-    return flat.view(torch.uint8).numpy()
+    return np.asarray(_Memory(plain))
+
+
+class _Memory:
+    """The memory of a contiguous tensor, which it keeps alive, for numpy."""
+
+    def __init__(self, x: Tensor) -> None:
+        self._kept = x
+        shape = (x.numel() * x.element_size(),)
+        self.__array_interface__ = {"version": 3, "typestr": "|u1", "shape": shape, "data": (x.data_ptr(), True)}

@@ -51,8 +51,10 @@ _READ_ONLY = frozenset({
     "share_memory_", "is_pinned", "pin_memory", "get_default_dtype", "is_grad_enabled", "is_inference", "can_cast",
     "promote_types",
     "result_type", "finfo", "iinfo", "manual_seed", "seed", "get_rng_state", "set_rng_state", "save", "load",
+    "empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided", "send", "isend", "recv",
+    "irecv",
 })  # fmt: skip
-"""Names of functions that compute no tensor of the step."""
+"""Names of functions that compute no tensor of the step; what a rank receives in an empty one comes from outside."""
 _ATTRIBUTES = frozenset({"grad", "T", "mT", "H", "mH", "data", "real", "imag"})
 """Names of attributes that are tensors."""
 _READING_SCALARS = frozenset({"item", "__float__", "isnan", "isfinite", "isinf"})

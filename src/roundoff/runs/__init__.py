@@ -109,6 +109,7 @@ from roundoff.runs.records.training_facts import (
     StateGroup,
     Structure,
     TensorFacts,
+    TensorPlacement,
 )
 from roundoff.runs.writer import RunWriter
 
@@ -208,6 +209,7 @@ __all__ = [
     "TargetTwinProbe",
     "TensorFacts",
     "TensorFile",
+    "TensorPlacement",
     "TensorWriter",
     "TokenFlowProbe",
     "UnreadableRun",

@@ -27,7 +27,14 @@ from roundoff.runs.records.finding import Failure, Finding, Gap, RuleAnswer
 from roundoff.runs.records.info import Ending, Origin, ReplayInfo, RunInfo, read_info
 from roundoff.runs.records.metrics import Anomaly, MemoryLook, Metrics
 from roundoff.runs.records.probe import P, Probe
-from roundoff.runs.records.training_facts import BatchFacts, CriterionCall, LostNumbers, StateFacts, Structure
+from roundoff.runs.records.training_facts import (
+    BatchFacts,
+    CriterionCall,
+    LostNumbers,
+    StateFacts,
+    Structure,
+    TensorPlacement,
+)
 
 T = TypeVar("T")
 
@@ -153,6 +160,10 @@ class Run:
     def states(self, *, rank: int = 0) -> list[StateFacts]:
         """Return what the training's state was when it was saved, and before the step after that or after a load."""
         return self._lines(kinds.STATES, rank=rank)
+
+    def placements(self, *, rank: int = 0) -> list[TensorPlacement]:
+        """Return how the rank's DTensors lie on their meshes, in the first step that was recorded."""
+        return self._lines(kinds.PLACEMENTS, rank=rank)
 
     @overload
     def probes(self) -> list[Probe]: ...

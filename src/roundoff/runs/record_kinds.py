@@ -18,7 +18,14 @@ from roundoff.runs.records.finding import Failure, Gap
 from roundoff.runs.records.info import Ending, Origin, ReplayInfo
 from roundoff.runs.records.metrics import Anomaly, MemoryLook, Metrics
 from roundoff.runs.records.probe import PROBE_TYPES, Probe, probe_from
-from roundoff.runs.records.training_facts import BatchFacts, CriterionCall, LostNumbers, StateFacts, Structure
+from roundoff.runs.records.training_facts import (
+    BatchFacts,
+    CriterionCall,
+    LostNumbers,
+    StateFacts,
+    Structure,
+    TensorPlacement,
+)
 
 R = TypeVar("R")
 
@@ -62,6 +69,7 @@ INPUTS = LinesKind(names.inputs_path, partial(object_from, BatchFacts))
 CRITERIA = LinesKind(names.criteria_path, partial(object_from, CriterionCall))
 LOST_NUMBERS = LinesKind(names.lost_numbers_path, partial(object_from, LostNumbers))
 STATES = LinesKind(names.states_path, partial(object_from, StateFacts))
+PLACEMENTS = LinesKind(names.placements_path, partial(object_from, TensorPlacement))
 FAILURES = LinesKind(names.failures_path, partial(object_from, Failure))
 GAPS = LinesKind(names.gaps_path, partial(object_from, Gap))
 PROBES = LinesKind(names.probes_path, probe_from)
@@ -80,6 +88,7 @@ Record: TypeAlias = (
     | CriterionCall
     | LostNumbers
     | StateFacts
+    | TensorPlacement
     | Failure
     | Gap
     | Probe
@@ -97,6 +106,7 @@ KIND_OF: Mapping[type, LinesKind[Any] | ObjectKind[Any]] = {
     CriterionCall: CRITERIA,
     LostNumbers: LOST_NUMBERS,
     StateFacts: STATES,
+    TensorPlacement: PLACEMENTS,
     Failure: FAILURES,
     Gap: GAPS,
     ReplayInfo: REPLAY_INFO,

@@ -47,7 +47,7 @@ def test_the_op_and_the_format_are_named(tmp_path: Path) -> None:
     assert "exceeds 65504; before rounding it is finite" in finding.why
     assert "fp64" not in finding.why
     assert finding.fix.startswith(
-        'keep this layer wide:  apply_recipe(model, optimizer, ..., overrides={"1": "fp32"})\n'
+        'keep this layer wide:  apply_recipe(model, optimizer, "half", overrides={"1": "fp32"})\n'
         "or scale its factors before the matmul"
     )
 

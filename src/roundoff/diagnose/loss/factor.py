@@ -77,7 +77,10 @@ def undivided_losses(run: Run, rank: int) -> Finding | None:
         parts = [part for part in microbatches(run, rank, loop_step.step) if any(e.phase == "backward" for e in part)]
         if len(parts) < 2 or not _are_batches(parts):
             continue
-        scale = next((m.loss_scale for m in run.metrics(rank=rank) if m.step == loop_step.step), None) or 1.0
+        metrics = next((m for m in run.metrics(rank=rank) if m.step == loop_step.step), None)
+        if metrics is not None and metrics.loss is None:
+            continue  # a stage of a pipeline starts from gradients that it is sent, which may be divided already
+        scale = (metrics and metrics.loss_scale) or 1.0
         factors = [found / scale for part in parts if (found := loss_gradient(part)) is not None]
         is_undivided = len(factors) == len(parts) and all(factor >= _UNDIVIDED for factor in factors)
         if is_undivided and not _divides_gradients(run, rank, loop_step.step, len(parts)):

@@ -36,6 +36,7 @@ from roundoff.torch_private import (
     keep_group_of,
     local_tensor,
     never_compiled,
+    simulated_ranks,
     sparse_values,
 )
 
@@ -70,6 +71,10 @@ class OpRecorder(SiteTrackingMode):
         self.ops = NameCodes("input", "parameter", "gradient")
         self.outputs = NameCodes(*(f"output{i}" for i in range(8)))
         self.num_unreadable = 0
+        self.simulated: dict[int, StepRows] = {}
+        """Rows of the ranks besides the first, where torch simulates all of them in this process (LocalTensor)."""
+        self.on_simulated_row: Callable[[int, Tensor, int], None] | None = None
+        """Called with the rank, tensor and place of each, where whole tensors are wanted."""
         self._wanted = wanted
         self._inputs = settings.inputs
         self._histograms = settings.histograms
@@ -238,6 +243,9 @@ class OpRecorder(SiteTrackingMode):
              parameter: int, source: int, *, is_result: bool = True) -> int:  # fmt: skip
         if type(x) not in PLAIN or x.layout is not torch.strided or x.is_meta:
             with hidden_from_modes():
+                ranks = None if type(x) in PLAIN else simulated_ranks(x)
+                if ranks is not None:
+                    return self._add_ranks(ranks, (phase, microbatch, site, op, nth, output, parameter, source))
                 plain = _readable(x)
             if plain is None:
                 self.num_unreadable += 1
@@ -261,6 +269,20 @@ class OpRecorder(SiteTrackingMode):
         if self._histograms and is_result:  # an input is the output of another op, which was summarized there
             self.rows.histograms.add(x, place)
         return place
+
+    def _add_ranks(self, ranks: Mapping[int, Tensor], key: tuple[int, int, int, int, int, int, int, int]) -> int:
+        """Add a row for every rank that torch simulates in this process; return the place of the first one's."""
+        first, *others = sorted(ranks)
+        for rank in others:
+            x = _readable(ranks[rank])
+            if x is None:
+                self.num_unreadable += 1
+                continue
+            rows = self.simulated.setdefault(rank, StepRows(self._copies))
+            place = rows.add(x, *key)
+            if self.on_simulated_row is not None:
+                self.on_simulated_row(rank, x, place)
+        return self._add(ranks[first], *key)
 
 
 def _instruction(frame: FrameType | None) -> tuple[int, int]:

@@ -196,6 +196,24 @@ class Structure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TensorPlacement:
+    """How a parameter or gradient that is a DTensor lies on a mesh of ranks."""
+
+    step: int
+    kind: Literal["parameter", "gradient"]
+    name: str
+    """The parameter's."""
+    shape: tuple[int, ...]
+    """Of the whole tensor."""
+    mesh: Mapping[str, int]
+    """Names and sizes of the mesh's dimensions."""
+    coordinate: tuple[int, ...]
+    """Where this rank is in it."""
+    placements: tuple[str, ...]
+    """For each dimension of the mesh: `shard(0)`, `replicate`, `partial(sum)`, or what torch calls it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StateGroup:
     """Tensors of a training's state that belong together: the weights of a model, one kind of an optimizer's state."""
 

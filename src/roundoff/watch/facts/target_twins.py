@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from roundoff.record.identity import IdentityDict
 from roundoff.record.loop.sites import Sites
-from roundoff.replay.state import Training, parameters_of
+from roundoff.record.structure import parameters_of
+from roundoff.replay.state import Training
 from roundoff.runs import TargetTwinProbe
 from roundoff.watch.facts.tensor_hashes import hash_of
 
