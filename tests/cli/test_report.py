@@ -47,7 +47,7 @@ def test_holds_the_run_against_a_reference(tmp_path: Path) -> None:
     candidate = record_run(tmp_path / "candidate", is_broken=False, eps=0.1).path
     result = invoke(str(candidate), "--against", str(reference), "--json")
     answer = json.loads(result.stdout)
-    assert answer["sections"][:2] == ["verdict", "compared"]
+    assert answer["sections"][:3] == ["verdict", "loss", "compared"]
     assert answer["findings"][0]["rule"] == "first-divergence"
 
 

@@ -46,8 +46,9 @@ def docs_command(topic: str | None, llms: bool) -> None:
 
 
 def llms_text(found: Mapping[str, Path], *, link: Callable[[str], str]) -> str:
-    """Return llms.txt: what this is, and each page with its first sentence; `link` says how to get a page."""
-    lines = [f"- [{_title(path)}]({link(name)}): {_first_sentence(path)}" for name, path in found.items()]
+    """Return llms.txt: what this is, and each English page with its first sentence; `link` says how to get one."""
+    english = {name: path for name, path in found.items() if "/" not in name}
+    lines = [f"- [{_title(path)}]({link(name)}): {_first_sentence(path)}" for name, path in english.items()]
     return "\n".join(["# roundoff", "", f"> {_SUMMARY}", "", "## Pages", "", *lines, ""])
 
 
@@ -60,9 +61,13 @@ _SUMMARY = (
 def _first_sentence(page: Path) -> str:
     """Return the first sentence of a page's first paragraph, without markup."""
     paragraphs = page.read_text(encoding="utf-8").split("\n\n")
-    text = next((part for part in paragraphs[1:] if part[:1].isalpha() or part[:1] in "`*["), "")
+    text = next((part for part in paragraphs[1:] if _is_prose(part)), "")
     plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(text.split()))
     return re.split(r"(?<=[.:])\s", plain, maxsplit=1)[0]
+
+
+def _is_prose(paragraph: str) -> bool:
+    return (paragraph[:1].isalpha() or paragraph[:1] in "`*[") and not paragraph.startswith("English | ")
 
 
 def _title(page: Path) -> str:
