@@ -155,6 +155,8 @@ class FactCollector:
     def asked(self, module: nn.Module, args: tuple[Any, ...], step: int, *, fully: bool) -> None:
         """Count a call of a model by the loop without gradients; look at copies of a trained one."""
         self._num_asked += fully
+        if not self._target_twins.is_followed(module):
+            return
         self._collect("targets", step, lambda: self._write_if_any(self._target_twins.see(module, args, step)))
 
     def buffers_ready(self, step: int, *, fully: bool) -> None:

@@ -47,20 +47,24 @@ class TargetTwins:
         self._sites = sites
         self._known: IdentityDict[nn.Module, _Twin | None] = IdentityDict()
 
+    def is_followed(self, module: nn.Module) -> bool:
+        """Whether a call of this model is to be seen: it is a copy, or not known yet."""
+        return self._known.get(module) is not None or (module not in self._known and len(self._known) < _MAX_MODELS)
+
     def see(self, module: nn.Module, args: tuple[Any, ...], step: int) -> TargetTwinProbe | None:
         """Count a call without gradients; return what is known of the copy when it is time to look."""
         known = self._known.get(module)
         if known is None:
-            if module in self._known or len(self._known) >= _MAX_MODELS:
-                return None
             known = self._known[module] = self._find_twin(module)
-            if known is None:
-                return None
+        if known is None:
+            return None
         known.num_calls += 1
         if len(known.inputs) < _MAX_INPUTS and args and type(args[0]) is Tensor and args[0].is_cpu:
             known.inputs.append(f"{hash_of(args[0].detach()):016x}")
+        if known.num_calls < known.next_look:
+            return None
         trained = [x for reference in known.trained if (x := reference()) is not None]
-        if known.num_calls < known.next_look or len(trained) < len(known.start):
+        if len(trained) < len(known.start):
             return None
         known.next_look *= 2
         return TargetTwinProbe(
