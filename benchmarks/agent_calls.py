@@ -3,8 +3,8 @@
 30 faulty trainings of tests/faults, one fault each; the script is called train.py and loses its docstring, which names
 the fault. The program follows one procedure and reads no prose: `run --json`; apply the edits of the first finding
 and run again, while they say what to write; where there are none, `diagnose --finding ID --json` and `replay --json`.
-FIXES says, for each training, which line its fix edits or adds, and was written before the program first ran, knowing the scripts and
-the rules: the figure says that edits are complete, not how they do on scripts nobody has seen.
+FIXES says, for each training, which line its fix edits or adds, and was written before the program first ran,
+knowing the scripts and the rules: the figure says that edits are complete, not how they do on scripts nobody has seen.
 
 - *right line*: the first edit is of that line
 - *fixed*: the edits were applied, and the next run has neither an error nor a warning

@@ -90,7 +90,7 @@ class Paint:
         if self.colours and style is not None and shown.strip():
             shown = f"\x1b[{_CODES[style]}m{shown}\x1b[0m"
         if self.links and link is not None:
-            shown = f"\x1b]8;;file://{quote(str(link))}#{line}\x1b\\{shown}\x1b]8;;\x1b\\"
+            shown = f"\x1b]8;;file://{quote(bytes(link))}#{line}\x1b\\{shown}\x1b]8;;\x1b\\"
         return shown
 
 

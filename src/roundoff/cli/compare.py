@@ -15,7 +15,7 @@ import click
 
 from roundoff.cli.json_output import echo_json
 from roundoff.cli.options import PATH, exit_zero_option, fills, json_option
-from roundoff.cli.terminal import exit_code_of
+from roundoff.cli.terminal import ExitCode, exit_code_of
 from roundoff.console import Paint, columns
 from roundoff.errors import CompareError, UsageError
 from roundoff.files import write_output
@@ -141,6 +141,8 @@ def compare_command(options: CompareOptions) -> None:
     with waiting("comparing"):
         comparison = (_compare_gates if options.gate else _COMPARE[kind])(options)
     _show(comparison, options)
+    if not comparison.is_answered and not options.exit_zero:
+        sys.exit(ExitCode.COULD_NOT_LOOK)
     sys.exit(exit_code_of(comparison.differs and not options.exit_zero))
 
 
@@ -378,6 +380,11 @@ def _check_options(kind: ComparableKind, options: CompareOptions) -> None:
     """Refuse an option that has no effect on this kind, instead of ignoring it."""
     if options.further and not options.gate:
         raise UsageError.explain("--reference needs a gate.", fix="add --gate mean-loss=2%, or leave --reference out.")
+    if options.mesh is not None and options.rank is not None:
+        raise UsageError.explain("--mesh and --rank cannot be combined.", why="a layout is compared over all ranks.")
+    for name in ("mesh", "step", "rank", "map") if options.gate else ():
+        if getattr(options, name) is not None:
+            raise UsageError.explain(f"--{name} does not apply to --gate.", fix=f"leave --{name} out.")
     for name, kinds in _KINDS_WITH_OPTION.items():
         value = getattr(options, _FIELDS.get(name, name))
         if value not in (None, ()) and kind not in kinds:

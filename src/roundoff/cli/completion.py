@@ -11,6 +11,7 @@ from click.shell_completion import get_completion_class
 
 from roundoff.cli.terminal import echo
 from roundoff.errors import UsageError
+from roundoff.files import append_text, write_output
 
 SHELLS = ("bash", "zsh", "fish")
 _MARK = "# completion of roundoff"
@@ -44,18 +45,25 @@ def install_script(shell: str, script: str, *, home: Path) -> list[Path]:
     data = Path(os.environ.get("XDG_DATA_HOME") or home / ".local" / "share")
     file = data / "roundoff" / f"completion.{shell}"
     settings = home / ".bashrc" if shell == "bash" else Path(os.environ.get("ZDOTDIR") or home) / ".zshrc"
-    before = settings.read_text() if settings.exists() else ""
     line = f"{_ZSH_START if shell == 'zsh' else ''}source {shlex.quote(str(file))}  {_MARK}"
-    kept = [each for each in before.splitlines() if not each.endswith(_MARK)]
-    return [*_write(file, script), *_write(settings, "\n".join([*kept, line, ""]))]
+    return [*_write(file, script), *_append(settings, line)]
 
 
 def _write(path: Path, text: str) -> list[Path]:
-    if path.exists() and path.read_text() == text:
+    if path.exists() and path.read_bytes() == text.encode():
         return []
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+    write_output(path, text.encode())
     return [path]
+
+
+def _append(settings: Path, line: str) -> list[Path]:
+    """Add a line to the end of the user's own file, whose other bytes stay as they are."""
+    before = settings.read_bytes() if settings.exists() else b""
+    if line.encode() in before.split(b"\n"):
+        return []
+    append_text(settings.resolve(), ("" if before.endswith(b"\n") or not before else "\n") + line + "\n")
+    return [settings]
 
 
 def _script(shell: str) -> str:

@@ -11,7 +11,7 @@ import click
 
 from roundoff.cli.json_output import echo_json
 from roundoff.cli.options import PATH, ScriptOptions, fills, json_option, name_option, runs_option, script_arguments
-from roundoff.cli.terminal import exit_code_of
+from roundoff.cli.terminal import ExitCode, exit_code_of
 from roundoff.console import Paint, columns
 from roundoff.errors import UsageError
 from roundoff.words import plural
@@ -98,7 +98,7 @@ def layouts_command(options: LayoutsOptions) -> None:
         echo_json("layouts", report.to_object())
     else:
         click.echo(report.text(table=options.table, width=columns(), paint=Paint.of(sys.stdout)), color=True)
-    sys.exit(exit_code_of(report.differs))
+    sys.exit(exit_code_of(report.differs) if report.is_answered else ExitCode.COULD_NOT_LOOK)
 
 
 def _free_name(runs: Path, stem: str) -> str:

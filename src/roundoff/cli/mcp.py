@@ -142,12 +142,17 @@ class RunTools:
 
     def compare(self, reference: str, candidate: str, step: int | None = None) -> dict[str, Any]:
         """Find the first op in which one run differs from another by more than their formats explain."""
+        from roundoff.cli.compare import report_on_layouts
+        from roundoff.compare.layouts.layout_comparison import layouts_differ
         from roundoff.compare.runs.run_comparison import compare_runs
         from roundoff.diagnose.against import findings_against
         from roundoff.report.comparisons.compared_runs import ComparedRuns
 
         with _tool_errors():
-            comparison = compare_runs(self._open(reference), self._open(candidate), step=step)
+            runs = self._open(reference), self._open(candidate)
+            if layouts_differ(*runs):
+                return bounded(report_on_layouts(*runs, None, step=step).to_object())
+            comparison = compare_runs(*runs, step=step)
             finding = next(iter(findings_against(comparison)), None)
             compared = ComparedRuns(comparison=comparison, finding=finding, reference=reference, candidate=candidate)
             return bounded({"differs": compared.differs, **compared.to_object()})
@@ -223,8 +228,12 @@ class RunTools:
             raise ServeError.explain(f"`roundoff {command}` failed.", why=" ".join(why)) from None
 
 
+_MAX_TEXT = 2_000
+"""Where a result is too long, texts are cut to this many characters."""
+
+
 def bounded(value: Mapping[str, JsonValue], *, most: int = MAX_LETTERS) -> dict[str, Any]:
-    """Return a result as plain JSON values; where it is too long, lists are cut, and `left_off` says how much.
+    """Return a result as plain JSON values; where it is too long, lists and texts are cut; `left_off` says how much.
 
     >>> bounded({"rows": list(range(9)), "loss": float("nan")}, most=45)
     {'rows': [0, 1, 2, 3, 4], 'loss': 'nan', 'left_off': {'rows': 4}}
@@ -251,6 +260,9 @@ def _cut(value: Any, length: int, left_off: dict[str, int], name: str) -> Any:
         if len(value) > length:
             left_off[name] = left_off.get(name, 0) + len(value) - length
         return [_cut(each, length, left_off, name) for each in value[:length]]
+    if isinstance(value, str) and len(value) > _MAX_TEXT:
+        left_off[name] = left_off.get(name, 0) + len(value) - _MAX_TEXT
+        return value[:_MAX_TEXT]
     return value
 
 

@@ -52,7 +52,7 @@ class _Codes:
         script = None if self._script is None else self._code(self._script)
         writer = _WRITERS.get(finding.rule)
         if script is not None and writer is not None and (edits := writer(finding, script)):
-            return edits
+            return script.checked(edits)
         name, _, number = (finding.source or "").rpartition(":")
         if number.isdecimal() and (code := self._code(name)) is not None:
             return code.change(int(number))
@@ -243,10 +243,11 @@ def _drop_softmax(finding: Finding, code: ScriptCode) -> list[Edit]:
 
 
 def _drop_cut(finding: Finding, code: ScriptCode) -> list[Edit]:
-    """Remove the one detach of the line that the finding names, or of the script."""
-    number = (finding.source or "").rpartition(":")[2]
-    cuts = code.calls_of("detach")
-    here = [call for call in cuts if number and call.lineno == int(number)] if number.isdecimal() else cuts
+    """Remove the one detach of the line that the finding names: elsewhere in the script one may be meant."""
+    file, _, number = (finding.source or "").rpartition(":")
+    if file != code.file or not number.isdecimal():
+        return []
+    here = [call for call in code.calls_of("detach") if call.lineno == int(number)]
     if len(here) != 1 or not isinstance(here[0].func, ast.Attribute):
         return []
     inner = code.text_of(here[0].func.value)

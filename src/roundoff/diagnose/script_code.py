@@ -121,13 +121,34 @@ class ScriptCode:
         if statement.end_lineno != statement.lineno:
             return self.change(statement)
         text = self.line(statement.lineno)
+        if text != ast.get_source_segment("\n".join(self.lines), statement):
+            return self.change(statement)  # there is more on its line
         removed = Edit(file=self.file, line=statement.lineno, action="remove", old=text)
         target = self.insert_before(before, text) if before is not None else []
         target += self.insert_after(after, text) if after is not None else []
         return [removed, *target]
 
     def _insert(self, line: int, like: ast.stmt, text: str) -> list[Edit]:
-        return [Edit(file=self.file, line=line, action="insert", new=" " * like.col_offset + text)]
+        before = self.lines[like.lineno - 1][: like.col_offset]
+        if before.strip():
+            return self.change(like)  # something is before it on its line
+        return [Edit(file=self.file, line=line, action="insert", new=before + text)]
+
+    def checked(self, edits: list[Edit]) -> list[Edit]:
+        """Return the edits; if the script would not be valid Python with them, those that only point to the lines."""
+        lines = list(self.lines)
+        for edit in sorted(edits, key=lambda edit: -edit.line):
+            if edit.action == "insert":
+                lines.insert(edit.line - 1, edit.new or "")
+            elif edit.action == "remove":
+                del lines[edit.line - 1]
+            elif edit.action == "replace":
+                lines[edit.line - 1] = lines[edit.line - 1].replace(edit.old or "", edit.new or "", 1)
+        try:
+            ast.parse("\n".join(lines))
+        except SyntaxError:
+            return [pointing for edit in edits for pointing in self.change(min(edit.line, len(self.lines)))]
+        return edits
 
 
 def called_name(call: ast.Call) -> str:

@@ -10,7 +10,6 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import IO
 
 from roundoff.errors import ScriptError
@@ -46,18 +45,16 @@ def record_on_ranks(options: Sequence[str], words: Sequence[str], *, num_ranks: 
         MESH_VARIABLE: ",".join(f"{name}={size}" for name, size in sizes.items()),
     }
     command = [sys.executable, "-m", "roundoff", "record", *options, *fill_in_sizes(words, sizes)]
-    with tempfile.TemporaryDirectory(prefix="roundoff-") as folder, ExitStack() as opened:
-        outputs = [Path(folder) / f"rank{rank}.txt" for rank in range(num_ranks)]
-        ranks = [
-            _start(command, shared, rank, opened.enter_context(output.open("wb")))
-            for rank, output in enumerate(outputs)
-        ]
+    with ExitStack() as opened:
+        outputs = [opened.enter_context(tempfile.TemporaryFile()) for _ in range(num_ranks)]
+        ranks = [_start(command, shared, rank, output) for rank, output in enumerate(outputs)]
         try:
             failed = _wait(ranks)
         finally:
             _end(ranks)
         if failed is not None:
-            lines = outputs[failed].read_text(errors="replace").splitlines()[-_SHOWN_LINES:]
+            outputs[failed].seek(0)
+            lines = outputs[failed].read().decode(errors="replace").splitlines()[-_SHOWN_LINES:]
             raise ScriptError.explain(
                 f"The script failed on rank {failed} of {plural(num_ranks, 'rank')}.",
                 why=f"it exited with {ranks[failed].returncode}; it last printed:\n" + "\n".join(lines),

@@ -35,6 +35,7 @@ from roundoff.runs import (
     Call,
     CallDetail,
     CallKind,
+    Failure,
     HashColumns,
     Interned,
     Metrics,
@@ -300,8 +301,7 @@ class Recording(LoopFollower):
         """Take the gradients as the optimizer sees them."""
         self._mode.place()
         optimizer = attempt.optimizer
-        if self._structure is not None:
-            self._structure.stepping(optimizer)
+        self._describe(lambda structure: structure.stepping(optimizer))
         if self._mode.is_on:
             self._named.take_gradients(optimizer)
             self._write_placements("gradient")
@@ -342,6 +342,17 @@ class Recording(LoopFollower):
         self._named.take_parameters()
         self._write_placements("parameter")
 
+    def _describe(self, look: Callable[[StructureWriter], None]) -> None:
+        """Describe the training; where that fails because of us, the recording goes on without."""
+        if self._structure is None:
+            return
+        try:
+            with hidden_from_modes():
+                look(self._structure)
+        except Exception as error:
+            self._structure = None
+            self._writer.write(Failure.of(error, check="fact", name="structure", step=self.clock.step))
+
     def step_closed(self, step: int) -> None:
         """Write the step, and turn the recorder on or off for the next one."""
         if self._stopped:
@@ -349,9 +360,8 @@ class Recording(LoopFollower):
         with hidden_from_modes():
             norm = self._write_step() if self._mode.is_on else None
             self._write_metrics(norm)
-            if self._structure is not None:
-                leaves = (kept() for kept in self.leaves or ())
-                self._structure.step_ended(step, [leaf for leaf in leaves if leaf is not None])
+        leaves = [leaf for kept in self.leaves or () if (leaf := kept()) is not None]
+        self._describe(lambda structure: structure.step_ended(step, leaves))
         self._named.new_step()
         self._losses.clear()
         self._step_began = time.perf_counter()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -361,10 +362,11 @@ class Player:
 
 @contextlib.contextmanager
 def _ending_modules_at(until: float) -> Iterator[None]:
-    """Inside the block, let the next module that is called raise `OutOfTime` when the time is over."""
+    """Inside the block, let the next module that this thread calls raise `OutOfTime` when the time is over."""
+    thread = threading.get_ident()  # the script's other threads go on calling modules of their own
 
     def check(_: nn.Module, __: Any) -> None:
-        if time.monotonic() > until:
+        if threading.get_ident() == thread and time.monotonic() > until:
             raise OutOfTime
 
     hook = None if math.isinf(until) else register_module_forward_pre_hook(check)

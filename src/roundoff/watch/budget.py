@@ -44,8 +44,8 @@ _MODULE_SECONDS = 8e-6
 _INNER_SHARE = 0.005
 """Modules inside others are followed, for the sake of reports of crashes and hangs, if that costs less than this."""
 _STRETCH_SECONDS = 0.25
-_MAX_STRETCH = 64.0
-"""How often it is measured how busy the machine is, and how much that may count."""
+_MAX_STRETCH, _MAX_IDLE = 64.0, 4.0
+"""How often it is measured how busy the machine is, and how much that and other waiting may count."""
 
 START = "start"
 TAPING = "taping"
@@ -135,9 +135,8 @@ class TimeBudget:
         """
         began, _, began_cpu = self._began_training
         seconds = max(time.perf_counter() - began, 1e-9)
-        idle = seconds / max(
-            time.process_time() - began_cpu, seconds / _MAX_STRETCH
-        )  # a busy disk is waited for as well
+        # A busy disk is waited for as well; but so are loaders and environments in other processes.
+        idle = seconds / max(time.process_time() - began_cpu, seconds / _MAX_IDLE)
         own = max(seconds - self.total_seconds, 0.0)
         return self.total_seconds - self._replays <= max(
             _START_SECONDS * max(self._stretch_of_time(), idle), share * own

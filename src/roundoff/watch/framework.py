@@ -16,6 +16,7 @@ from roundoff.errors import UsageError
 from roundoff.progress import say
 from roundoff.record.loop.observer import is_observed
 from roundoff.record.process_info import rank
+from roundoff.record.script import unless_taken
 from roundoff.replay.investigator import OnAnomaly
 from roundoff.runs import Finding
 from roundoff.watch.process.supervise import ProcessGuard
@@ -53,7 +54,7 @@ class FrameworkWatch:
             return
         self._process = os.getpid()
         guard = ProcessGuard()
-        to = self._to if self._to is not None else next_folder
+        to = unless_taken(self._to) if self._to is not None else next_folder
         self.watch = watch = start_watching(list(models), to=to, settings=self._settings, guard=guard)
         for optimizer in optimizers:
             watch.add_optimizer(optimizer)
@@ -78,8 +79,11 @@ class FrameworkWatch:
             self.watch.training_failed = True
         self._open.close()
         if rank() == 0:
-            self.findings = self.watch.findings
-            print(self.watch.verdict(stream=sys.stderr), file=sys.stderr)
+            try:
+                self.findings = self.watch.findings
+                print(self.watch.verdict(stream=sys.stderr), file=sys.stderr)
+            except Exception as failure:  # the training has ended well, whatever became of the run's folder
+                say(f"the run could not be diagnosed, so nothing is known about it: {failure}")
 
     def _end_at_exit(self) -> None:
         self.end(getattr(sys, "last_value", None) or RuntimeError("the training did not report its end"))

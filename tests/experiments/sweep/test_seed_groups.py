@@ -22,10 +22,10 @@ ROWS = [
 
 def test_one_line_shows_mean_spread_and_how_many_seeds_went_non_finite():
     assert text_table(seeds_table(ROWS, AXES), left={*AXES, *TEXT_COLUMNS}, ruled=False) == (
-        "recipe  batch  top-1  lowest  highest  seeds  not finite   time\n"
-        "half    32     0.950   0.900    1.000      2      0 of 2  1.5 s\n"
-        "half    512    0.200   0.100    0.300      2      1 of 2  0.0 s\n"
-        "O2      32         -       -        -      1      0 of 1  0.0 s"
+        "recipe  batch  top-1  lowest  highest   seeds  not finite   time\n"
+        "half    32     0.950   0.900    1.000       2      0 of 2  1.5 s\n"
+        "half    512    0.200   0.100    0.300       2      1 of 2  0.0 s\n"
+        "O2      32         -       -        -  0 of 1      0 of 1  0.0 s"
     )
 
 

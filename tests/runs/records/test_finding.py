@@ -45,8 +45,8 @@ def test_a_finding_is_written_in_the_documented_shape(run: Run):
     run.write_findings([WHOLE])
     written = json.loads((run.path / "findings.json").read_text())["findings"][0]
     assert list(written) == [
-        "rule", "severity", "confidence", "step", "rank", "phase", "site", "op", "parameter", "source",
-        "title", "why", "fix", "evidence", "related",
+        "id", "rule", "severity", "confidence", "step", "rank", "phase", "site", "op", "parameter", "source",
+        "title", "why", "fix", "edits", "evidence", "related",
     ]  # fmt: skip
     assert written["severity"] == "error"
     assert written["related"][0]["rule"] == "loss-nonfinite"

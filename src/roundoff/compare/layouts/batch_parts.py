@@ -53,7 +53,10 @@ def parts_of_batch(wholes: StepTensors, tensors: StepTensors, parts: ParameterPa
             for rank in held.ranks:
                 found.hashes[rank].add((name, held.tensor.event.hash))
             whole = by_place.get(place, [])
-            if not ranks or len(whole) != 1 or held.tensor.event.dtype != whole[0].event.dtype:
+            if not ranks:
+                continue
+            if len(whole) != 1 or held.tensor.event.dtype != whole[0].event.dtype:
+                found.unknown.add(place)
                 continue
             pieces = _pieces(held.tensor, whole[0])
             if pieces is None:
@@ -62,10 +65,10 @@ def parts_of_batch(wholes: StepTensors, tensors: StepTensors, parts: ParameterPa
             if not pieces:
                 found.other |= dict.fromkeys(ranks, place)
                 continue
-            covered[place].add(pieces[0])
+            covered[place].update(pieces)  # equal samples: it may be any of these
             for rank in ranks:
                 found.pieces[rank].add((place, pieces[0]))
-    found.unknown = {place for place in found.unknown if not _adds_up(place, by_place[place][0], tensors)}
+    found.unknown = {place for place in found.unknown if not _adds_up(place, by_place.get(place, []), tensors)}
     for place, of_place in covered.items():
         share = _covered_share(of_place, by_place[place][0].shape)
         if share < 1 and not found.other and by_place[place][0].values is not None:
@@ -73,8 +76,11 @@ def parts_of_batch(wholes: StepTensors, tensors: StepTensors, parts: ParameterPa
     return found
 
 
-def _adds_up(place: str, whole: MeasuredTensor, tensors: StepTensors) -> bool:
-    """Say whether what all ranks got together has the sums of the reference's batch."""
+def _adds_up(place: str, wholes: list[MeasuredTensor], tensors: StepTensors) -> bool:
+    """Say whether what all ranks got together has the sums of the reference's batch, which must be one tensor."""
+    if len(wholes) != 1:
+        return False
+    whole = wholes[0]
     of_place = [
         held.tensor for name, of_name in tensors.inputs.items() if name.rpartition("@")[0] == place for held in of_name
     ]

@@ -8,7 +8,7 @@ from roundoff.compare.layouts.batch_parts import BatchParts
 from roundoff.compare.layouts.forward_walk import Draw
 from roundoff.compare.layouts.layout_fault import LayoutFault, LayoutFaultKind
 from roundoff.compare.layouts.measured_tensor import MeasuredTensor, fit
-from roundoff.compare.layouts.piece import matching_pieces
+from roundoff.compare.layouts.piece import WHOLE, matching_pieces
 from roundoff.compare.layouts.rank_mesh import RankMesh, describe_ranks
 
 
@@ -17,11 +17,13 @@ def dropout_faults(
 ) -> tuple[list[LayoutFault], list[str]]:
     """Return what is wrong with random numbers, and why nothing after them can be compared, if that is so."""
     for draw in draws:
-        if draw.reference is None:
+        if draw.reference is None or _is_reference(draw):
             continue
         for group in batch.groups():
             tensors = {rank: draw.by_rank[rank] for rank in group if rank in draw.by_rank}
-            if len(tensors) > 1 and (fault := _fault(step, draw, tensors, mesh)) is not None:
+            has_whole_batch = all(piece == WHOLE for rank in group for _, piece in batch.pieces.get(rank, ()))
+            fault = _fault(step, draw, tensors, mesh, has_whole_batch=has_whole_batch) if len(tensors) > 1 else None
+            if fault is not None:
                 return [fault], []
     other = [draw.site for draw in draws if not _is_reference(draw)]
     if not other:
@@ -32,8 +34,13 @@ def dropout_faults(
     ]
 
 
-def _fault(step: int, draw: Draw, tensors: dict[int, MeasuredTensor], mesh: RankMesh | None) -> LayoutFault | None:
-    """Compare the random numbers of ranks that got the same inputs."""
+def _fault(
+    step: int, draw: Draw, tensors: dict[int, MeasuredTensor], mesh: RankMesh | None, *, has_whole_batch: bool
+) -> LayoutFault | None:
+    """Compare the random numbers of ranks that got the same inputs.
+
+    Where they got a part of the batch, a smaller first dimension says nothing about how a tensor is divided.
+    """
     assert draw.reference is not None
     whole, first = draw.reference.shape, next(iter(tensors.values()))
     if any(tensor.shape != first.shape for tensor in tensors.values()) or len(first.shape) != len(whole):
@@ -53,7 +60,8 @@ def _fault(step: int, draw: Draw, tensors: dict[int, MeasuredTensor], mesh: Rank
             fix=f"seed the generator for tensors that are the same on {group} with the same number on all of them",
             numbers={"group": group, "ranks": ranks, "should_be": "equal"},
         )
-    if not is_replicated and len(by_hash) == 1 and first.event.num_elements > 8:
+    is_known = has_whole_batch or first.shape[1:] != whole[1:]
+    if not is_replicated and is_known and len(by_hash) == 1 and first.event.num_elements > 8:
         return LayoutFault(
             **common,  # type: ignore[arg-type]
             title=f"{draw.site} draws the same random numbers on ranks that hold different parts, over {group}",

@@ -61,6 +61,11 @@ class LayoutComparison:
         return bool(self.faults)
 
     @property
+    def is_answered(self) -> bool:
+        """Whether a fault was found, or gradients were put together and agree; else the layout may still be wrong."""
+        return self.differs or any(row.kind == "gradient" and row.agreement == Agreement.EQUAL for row in self.rows)
+
+    @property
     def num_equal(self) -> int:
         """How many tensors were put together and are equal."""
         return sum(row.agreement == Agreement.EQUAL for row in self.rows)
@@ -416,7 +421,7 @@ def _later_step(
         change = _change(before, after[0].tensor) if len(after) == 1 else None
         if change is None or change.event.l2 <= _MIN_UPDATE * before.event.l2:
             continue
-        if not norms.get(name, 0.0) > _MIN_GRADIENT * max(norms.values()):
+        if not norms.get(name, 0.0) > _MIN_GRADIENT * max(norms.values(), default=0.0):
             continue
         holders = [
             replace(holder, tensor=moved)
@@ -441,7 +446,7 @@ def _later_step(
             parameter=name,
             title=f"{join_names(list(wrong))} {'was' if len(wrong) == 1 else 'were'} updated differently before step "
             f"{step}" + (f", {verdict.factor:.3g} times as much" if verdict.agreement is Agreement.SCALED else ""),
-            why=("the gradients of the step before agree, so that the optimizer does something else",),
+            why=("no gradient of the first compared step was found to differ",),
             fix="compare the optimizers' settings, and what they do with parts of parameters",
             confidence=0.8,
             numbers={"parameters": list(wrong), "relative": verdict.residual},

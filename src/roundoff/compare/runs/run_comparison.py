@@ -117,7 +117,9 @@ def compare_runs(
             errors += compare_errors(alignment)
             rows += found.rows
             unpaired |= dict.fromkeys(_unpaired_ops(alignment, at))
-            divergence = divergence or _blame_loss(found, alignment, _losses_of(reference, candidate, at))
+            divergence = divergence or _blame_loss(
+                found, alignment, _losses_of(reference, candidate, step=at, rank=of_rank)
+            )
         if divergence is not None:
             break
     return RunComparison(
@@ -144,8 +146,11 @@ def _check_likeness(alignment: Alignment, reference: Run, candidate: Run) -> Non
         )
 
 
-def _losses_of(reference: Run, candidate: Run, step: int) -> tuple[float, float] | None:
-    found = [next((m.loss for m in run.metrics() if m.step == step), None) for run in (reference, candidate)]
+def _losses_of(reference: Run, candidate: Run, *, step: int, rank: int) -> tuple[float, float] | None:
+    """Return the losses of a rank; None if the runs have other numbers of ranks, whose losses are of other batches."""
+    if reference.info.ranks != candidate.info.ranks:
+        return None
+    found = [next((m.loss for m in run.metrics(rank=rank) if m.step == step), None) for run in (reference, candidate)]
     return None if found[0] is None or found[1] is None else (found[0], found[1])
 
 
@@ -162,7 +167,7 @@ def _blame_loss(found: StepComparison, alignment: Alignment, losses: tuple[float
     forward = [row for row in found.rows if row.phase == "forward" and not math.isnan(row.relative)]
     units = [unit_of(dtype) for row in forward for dtype in (row.reference_dtype, row.candidate_dtype)]
     noise = max((row.relative for row in forward), default=0.0)
-    if relative <= GROWTH * noise + roundings(max(units, default=FP32_UNIT), num_terms=UNKNOWN_TERMS):
+    if not relative > GROWTH * noise + roundings(max(units, default=FP32_UNIT), num_terms=UNKNOWN_TERMS):
         return first
     sides: tuple[tuple[Side, tuple[StepOp, ...]], ...] = (
         ("candidate", alignment.only_candidate),

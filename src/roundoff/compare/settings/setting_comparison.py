@@ -58,8 +58,13 @@ def _order(reference: list[Call], candidate: list[Call]) -> Iterator[SettingDiff
 
 
 def _modes(reference: list[Call], candidate: list[Call]) -> Iterator[SettingDifference]:
-    """Yield the first step in which only one loop calls eval() after the update: it evaluates in training mode."""
+    """Yield the first step in which only one loop calls eval() after the update: it evaluates in training mode.
+
+    A loop that calls it after other steps evaluates less often, which is no difference in how.
+    """
     first, second = (_by_step(calls, ("step", "eval")) for calls in (reference, candidate))
+    if any("eval" in names for names in first.values()) and any("eval" in names for names in second.values()):
+        return
     for step in sorted(set(first) & set(second))[:-1]:
         has_eval = ["eval" in names[names.index("step") :] if "step" in names else None
                     for names in (first[step], second[step])]  # fmt: skip

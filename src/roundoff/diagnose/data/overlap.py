@@ -63,7 +63,7 @@ def overlapping_samples(run: Run, rank: int) -> Finding | None:
         late = [look for look in looks if _are_all_known(trained, first, look.step)]
         mixed = [look for look in late if any(first.get(h, math.inf) > look.step for h in look.hashes)]
         samples = {h for look in mixed for h in look.hashes}
-        shared = {h for h in samples if h in first}
+        shared = {h for look in mixed for h in look.hashes if first.get(h, math.inf) <= look.step}
         covered = {h for look in looks for h in look.hashes if h in first}
         is_much = max(_MIN_SAMPLES, _MIN_SHARE * len(samples)) <= len(shared) <= _MAX_SHARE * len(samples)
         if is_much and len(covered) < _MAX_COVERED * len(first):

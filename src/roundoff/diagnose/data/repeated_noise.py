@@ -62,7 +62,7 @@ def _drawn(run: Run, step: int, rank: int) -> Iterator[Event]:
         event = op.outputs[-1] if op.bare in _DRAW and op.outputs else None  # of a dropout, the mask
         if event is not None and event.shape and event.num_elements >= _MIN_ELEMENTS:
             zeros = event.num_zero / event.num_elements
-            if zeros == 0 or _FEW_ZEROS < zeros < 1 - _FEW_ZEROS:
+            if (zeros == 0 and not _is_dropout(event)) or _FEW_ZEROS < zeros < 1 - _FEW_ZEROS:
                 yield event
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from roundoff.diagnose import needs
-from roundoff.diagnose.rule import Code, note, rule, warning
+from roundoff.diagnose.rule import Code, note, rule
 from roundoff.diagnose.step_flow import first_rank
 from roundoff.runs import Finding, Run, TargetTwinProbe
 
-_MIN_STEPS = 2000
 """A target network may well be copied only every thousand steps."""
 
 
@@ -40,16 +39,15 @@ def stale_targets(run: Run) -> Finding | None:
 
 def _finding(run: Run, probe: TargetTwinProbe) -> Finding:
     named = "" if probe.parameter is None else f" (its first parameter: {probe.parameter})"
-    make = warning if probe.step >= _MIN_STEPS else note
-    return make(
+    return note(
         rule="target-never-updated",
-        confidence=0.8 if probe.step >= _MIN_STEPS else 0.6,
+        confidence=0.6,
         step=probe.step,
         rank=first_rank(run),
         site=probe.site,
-        title=f"the copy of the model that computes targets ({probe.site}) never changes",
+        title=f"a copy of the model ({probe.site}) never changes",
         why=f"{probe.site} began as an exact copy of the trained model{named} and was asked {probe.num_calls} times "
-        "without gradients, about other inputs than those of the model itself, as for targets; up to step "
+        "without gradients; its first inputs were not among the batches of the model, as with targets; up to step "
         f"{probe.step} none of its weights has changed, while those of the model have",
         fix="copy the weights now and then, target.load_state_dict(model.state_dict()), or in part after every step: "
         "p_target.data.lerp_(p.data, 0.005); nothing, if the next copy is due later",

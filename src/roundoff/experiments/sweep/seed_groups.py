@@ -67,7 +67,8 @@ def seed_row(group: SeedGroup, columns: Sequence[TableColumn]) -> TableRow:
     cells = _cells(group)
     labels = {axis: Cell(shown=label, value=label) for axis, label in group.labels.items()}
     shown = [labels.get(each.name) or cells.get(each.name) or Cell(shown="-") for each in columns]
-    mark: Mark | None = "bad" if group.num_nonfinite else None
+    has_failed = any(row.failure is not None for row in group.rows)
+    mark: Mark | None = "failed" if has_failed else "bad" if group.num_nonfinite else None
     return TableRow(cells=shown, mark=mark)
 
 
@@ -79,12 +80,16 @@ def _cells(group: SeedGroup) -> dict[str, Cell]:
     accuracies = {} if spread is None else {"top-1": spread.mean, "lowest": spread.low, "highest": spread.high}
     return {
         **{name: Cell(shown=f"{value:.3f}", value=value) for name, value in accuracies.items()},
-        "seeds": Cell(shown=str(len(rows)), value=len(rows)),
+        "seeds": Cell(shown=_count(len(group.top1), len(rows)), value=len(group.top1)),
         "not finite": Cell(shown=f"{group.num_nonfinite} of {len(rows)}", value=group.num_nonfinite),
         "skipped": Cell(shown=f"{skipped:.3g}", value=skipped),
         "saved": Cell(shown="-" if saved is None else size_text(saved), value=saved),
         "time": Cell(shown=f"{seconds:.1f} s", value=seconds),
     }
+
+
+def _count(num_trained: int, num_seeds: int) -> str:
+    return str(num_seeds) if num_trained == num_seeds else f"{num_trained} of {num_seeds}"
 
 
 def seeds_table(rows: Sequence[SweepRow], axes: Sequence[str]) -> list[tuple[str, ...]]:

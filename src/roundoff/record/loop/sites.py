@@ -24,7 +24,8 @@ _WRAPPERS = {
 
 
 MAX_REMADE = 4
-"""So many different ones at one site are enough to know."""
+"""This many different ones at one site are enough to know."""
+_MAX_REMADE_LOOKS = 256
 
 
 class Sites:
@@ -45,6 +46,7 @@ class Sites:
         self._first_is_taken = False
         self.remade: dict[str, set[float]] = {}
         """Layers that modules make on the fly and drop again: for each site, the sums of their weights."""
+        self._num_remade_looks = 0
 
     @property
     def models(self) -> list[nn.Module]:
@@ -156,16 +158,21 @@ class Sites:
         return self._modules[module]
 
     def _note_remade(self, module: nn.Module, name: str) -> None:
-        weights = [p for p in module.parameters() if _is_plain_weight(p)] if is_grad_enabled() else []
-        sums = self.remade.setdefault(name, set()) if weights else set()
-        if weights and len(sums) < MAX_REMADE:
+        """Note a layer whose weights no model owns: a container of owned layers has none of its own."""
+        parameters = module.parameters() if is_grad_enabled() else ()
+        weights = [p for p in parameters if _is_plain_weight(p) and p not in self._parameters]
+        if not weights or self._num_remade_looks >= _MAX_REMADE_LOOKS:
+            return
+        self._num_remade_looks += 1
+        sums = self.remade.setdefault(name, set())
+        if len(sums) < MAX_REMADE:
             with hidden_from_modes():
                 sums.add(float(weights[0].detach().sum()))
 
 
 def _is_plain_weight(x: Tensor) -> bool:
     is_plain = type(x) is nn.Parameter and not is_lazy(x) and not is_transformed(x)
-    return is_plain and x.requires_grad and x.dim() > 1 and x.is_cpu
+    return is_plain and x.requires_grad and x.dim() > 1 and x.is_cpu and not x.is_complex()
 
 
 def named_places(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -116,7 +116,15 @@ def written_arguments(func: Any, info: OpInfo, args: Sequence[Any], kwargs: dict
     return found
 
 
+_ONLY_WRITE = frozenset({
+    "bernoulli_", "cauchy_", "copy_", "exponential_", "fill_", "geometric_", "log_normal_", "normal_", "random_",
+    "uniform_", "zero_",
+})  # fmt: skip
+"""Ops in place that do not read what they write to, which may be memory that was never filled."""
+
+
 def read_arguments(func: Any, info: OpInfo, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
-    """Return the tensors that go into the op, flattened; not those given by name to take the result (`out=`)."""
+    """Return the tensors that go into the op, flattened; not what only takes the result (`out=`, `x.normal_()`)."""
     written = {func._schema.arguments[position].name for position in info.mutated}
-    return list_tensors([*args, *(value for name, value in kwargs.items() if name not in written)])
+    given = args[1:] if func.overloadpacket.__name__ in _ONLY_WRITE else args
+    return list_tensors([*given, *(value for name, value in kwargs.items() if name not in written)])

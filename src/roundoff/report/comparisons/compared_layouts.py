@@ -29,6 +29,11 @@ class ComparedLayouts(ComparisonReport):
         """The heading of the page."""
         return f"{self.comparison.candidate} against {self.comparison.reference}: layouts"
 
+    @property
+    def is_answered(self) -> bool:
+        """Whether a fault was found, or gradients agree."""
+        return self.comparison.is_answered
+
     def parts(self) -> list[Part]:
         """Say what is wrong, or that the layouts agree, what was put together and what could not be."""
         if not self.findings:
@@ -105,6 +110,8 @@ def _agreement(comparison: LayoutComparison) -> str:
     if not comparison.num_equal:
         return "Nothing could be put together, so that nothing is known about this layout."
     steps = plural(len(comparison.steps), "step")
+    if not comparison.is_answered:
+        return f"No gradient of {steps} could be compared, so that nothing is known about this layout; see the notes."
     if comparison.notes or any(row.why_not for row in comparison.rows):
         return f"What could be put together of {steps} agrees with the reference."
     return f"The layouts agree: everything that was put together of {steps} is equal within rounding."

@@ -25,6 +25,11 @@ class ComparisonReport(ABC):
         """The heading of the page."""
 
     @property
+    def is_answered(self) -> bool:
+        """Whether enough was compared to say that nothing differs."""
+        return True
+
+    @property
     def differs(self) -> bool:
         """Whether the candidate differs by more than formats and noise explain."""
         return bool(self.comparison.differs)

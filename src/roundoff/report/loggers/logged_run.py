@@ -15,6 +15,7 @@ from typing import Literal
 
 from roundoff.diagnose.diagnosis import view_run
 from roundoff.errors import UsageError
+from roundoff.files import write_output
 from roundoff.report.findings_text import message_of
 from roundoff.report.run_page.document import run_page
 from roundoff.runs import RULE_FAILED, Finding, Run, Severity
@@ -85,7 +86,7 @@ def log_run(run: Run, loggers: Iterable[str]) -> list[str]:
 
 def _gather(run: Run, page: Path) -> LoggedRun:
     view = view_run(run)
-    page.write_text(run_page(view).html, encoding="utf-8")
+    write_output(page, run_page(view).html.encode())
     curves = [(step.step, _finite({name: getattr(step, name) for name in _CURVES})) for step in view.run.metrics()]
     findings = [finding for finding in view.findings if finding.rule != RULE_FAILED]
     return LoggedRun(name=view.name, folder=run.path, curves=curves, findings=findings, page=page)

@@ -153,7 +153,8 @@ HASHES = Table(
         Column(
             name="kind",
             type="string",
-            meaning="`input`, `parameter`, `gradient`, `clipped` (after clipping), `buffer`, `sample` or `batch` (what "
+            meaning="`input`, `parameter`, `gradient`, `clipped` (after clipping), `buffer`, `sample`, "
+            "`eval-sample` or `batch` (what "
             "models are given in the steps after a save or load)",
         ),
         Column(name="name", type="string", meaning="the parameter's or buffer's name, or the input's place"),

@@ -72,7 +72,9 @@ class EvalInputs:
             return None
         marked = [*((f"[{i}]", x) for i, x in enumerate(args)), *((f":{key}", x) for key, x in kwargs.items())]
         mark, x = next(((mark, x) for mark, x in marked if isinstance(x, Tensor)), ("", None))
-        if type(x) is not Tensor or not x.is_cpu or x.is_meta or not 0 < x.numel() <= self._num_elements_left:
+        if type(x) is not Tensor or not x.is_cpu or x.dim() < 1 or len(x) < 2:
+            return None
+        if not 0 < x.numel() <= self._num_elements_left:
             return None
         place = f"{self._sites.names[self._sites.of_module(module, 0)]}{mark}"
         hashes = [(place, number) for number in sample_hashes(x.detach())]

@@ -66,6 +66,11 @@ class KeptPairs:
         )
 
 
+_MAX_MIX_NUMBERS = 2**22
+_MAX_IDS = 4096
+"""Longer rows of whole numbers are pictures or sound, not ids."""
+
+
 def _scores_wanted(target: Tensor) -> Tensor | None:
     """Return what to predict, centred: one column per class, or the number itself."""
     if target.is_floating_point():
@@ -84,8 +89,12 @@ def _of_numbers(x: Tensor, generator: torch.Generator) -> Tensor | None:
     if not bool(torch.isfinite(flat).all()):
         return None
     if flat.shape[1] > _MAX_INPUTS:
-        mix = torch.randn(flat.shape[1], _MAX_INPUTS, generator=generator, dtype=torch.float64)
-        flat = flat @ mix / math.sqrt(flat.shape[1])
+        num_columns = max(1, _MAX_MIX_NUMBERS // flat.shape[1])  # all of it at once can take a gigabyte
+        parts = [
+            flat @ torch.randn(flat.shape[1], len(columns), generator=generator, dtype=torch.float64)
+            for columns in torch.arange(_MAX_INPUTS).split(num_columns)
+        ]
+        flat = torch.cat(parts, dim=1) / math.sqrt(flat.shape[1])
     flat = _standardize(flat)
     weights = torch.randn(flat.shape[1], _NUM_FEATURES, generator=generator, dtype=torch.float64)
     bias = torch.randn(_NUM_FEATURES, generator=generator, dtype=torch.float64)
@@ -94,6 +103,8 @@ def _of_numbers(x: Tensor, generator: torch.Generator) -> Tensor | None:
 
 
 def _of_ids(x: Tensor) -> Tensor | None:
+    if x.flatten(1).shape[1] > _MAX_IDS:
+        return None
     rows = x.flatten(1).long()
     padding = rows[:, -1].mode().values
     is_real = rows != padding

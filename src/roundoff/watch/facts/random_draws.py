@@ -51,7 +51,7 @@ class RandomDraws:
             if len(self._draws) >= _MAX_LINES:
                 return None
             draws = self._draws[key] = _Draws(first_step=step)
-        if draws.is_written or len(draws.steps) >= _MAX_KEPT:
+        if draws.is_written or len(draws.seen) >= _MAX_KEPT or len(draws.steps) >= _MAX_KEPT:
             return None
         number = hash_of(x)
         draws.num_repeated += draws.seen.setdefault(number, step) < step

@@ -47,9 +47,10 @@ class Block(nn.Module):
     def forward(self, x):
         h = torch.relu(self.up(self.norm(x)))
         if DROPOUT:
-            torch.manual_seed(99 if FAULT == "dropout_same" else 1000 + rank)
+            self.calls = getattr(self, "calls", 0) + 10_000
+            torch.manual_seed(self.calls + (99 if FAULT == "dropout_same" else 1000 + rank))
             h = self.inner(h)
-            torch.manual_seed(rank if FAULT == "dropout_differs" else 5)
+            torch.manual_seed(self.calls + (rank if FAULT == "dropout_differs" else 5))
         return x + self.outer(self.down(h))
 
 
