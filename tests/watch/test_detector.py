@@ -97,14 +97,6 @@ def test_an_optimizer_that_may_skip_is_trusted_with_its_gradients(detector: Anom
     assert kinds(detector) == []
 
 
-def test_where_no_gradient_can_be_read_there_is_no_norm(detector: AnomalyDetector, model: nn.Module) -> None:
-    optimizer = optimizer_with(model, 1.0)
-    optimizer.zero_grad(set_to_none=True)
-    detector.see_gradients(optimizer, fully=True, always=False)
-    assert detector.grad_norm is None
-    assert kinds(detector) == []
-
-
 def test_without_budget_gradients_are_looked_at_only_where_they_must_be(
     detector: AnomalyDetector, model: nn.Module
 ) -> None:

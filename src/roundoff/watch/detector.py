@@ -185,7 +185,7 @@ class AnomalyDetector:
 
             def see_norm(found: tuple[float, int | None]) -> None:
                 norm, bad = found
-                self.grad_norm = None if math.isnan(norm) else norm / scale  # there was none that can be read
+                self.grad_norm = norm / scale
                 if bad is not None and not may_be_bad:
                     name = self._sites.of_parameter(parameters[bad])[1]
                     self.note("gradient", phase="backward", name=name, step=step)
