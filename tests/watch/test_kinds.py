@@ -30,7 +30,7 @@ NOTES = {
         "in it was computed by code that the tape does not see, such as a custom autograd function."
         for step in (0, 1)
     ),
-    "nested_tensors": ("12 tensors could not be read (meta, fake, nested, or of a foreign subclass).",) * 2,
+    "nested_tensors": ("11 tensors could not be read (meta, fake, nested, or of a foreign subclass).",) * 2,
 }
 """What runs say about kinds of which a part cannot be watched."""
 
