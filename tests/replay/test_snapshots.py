@@ -59,7 +59,20 @@ def test_too_little_memory_means_one_snapshot_or_none_and_is_reported() -> None:
 
 def test_the_bytes_of_states_are_counted() -> None:
     assert ring(steps=1).num_bytes == 6 * 4
-    assert ring(steps=6).num_bytes == 2 * 6 * 4
+    assert ring(steps=6).num_bytes == 3 * 6 * 4  # the last two, and the first
+
+
+def test_the_first_state_of_a_small_training_is_kept() -> None:
+    snapshots = ring(steps=6)
+    first = snapshots.path_from_first()
+    assert first is not None
+    assert (first[0].step, [tape.step for tape in first[1]]) == (0, [0, 1])
+    snapshots.release(keeps_first=True)
+    assert snapshots.path_from_first() == first
+    assert snapshots.num_bytes == 6 * 4
+    snapshots.release()
+    assert snapshots.path_from_first() is None
+    assert snapshots.num_bytes == 0
 
 
 def test_a_snapshot_keeps_the_values_of_its_moment() -> None:

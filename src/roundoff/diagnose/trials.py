@@ -1,4 +1,4 @@
-"""What was tried about a bad step, as evidence of the findings that are about it."""
+"""What was tried about a bad step, or as the fix of a finding, as evidence of the findings that are about it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ _ALREADY_BAD = 10.0
 _NOT_OF_NUMBERS = ("domain-error", "masked-softmax", "no-valid-targets", "nonfinite-input")
 """What is wrong there is the code or the data: other numbers could only hide it by chance."""
 
+_EFFECTS = {True: "the loss does not jump", False: "losses and weights stay finite"}
+
 
 def with_trials(run: Run, findings: Sequence[Finding]) -> list[Finding]:
     """Return the findings, those about a step that was played with something changed with the results."""
-    trials = [probe for probe in run.probes(WhatIfProbe) if not _were_bad_before(run, probe)]
+    trials = [probe for probe in run.probes(WhatIfProbe) if probe.rule is not None or not _were_bad_before(run, probe)]
     return [
         replace(finding, evidence=(*finding.evidence, *_evidence(finding, trials)))
         if finding.severity is not Severity.NOTE and finding.rule not in _NOT_OF_NUMBERS
@@ -27,10 +29,11 @@ def with_trials(run: Run, findings: Sequence[Finding]) -> list[Finding]:
 
 def _evidence(finding: Finding, trials: Sequence[WhatIfProbe]) -> Iterator[JsonValue]:
     for trial in trials:
-        if trial.step == finding.step and finding.rank in (None, 0):
+        is_about = trial.step == finding.step if trial.rule is None else trial.rule == finding.rule
+        if is_about and finding.rank in (None, 0):
             yield {
                 "tried": trial.text, "steps": [trial.first_step, trial.step], "is_good": trial.is_good,
-                "effect": "the loss does not jump" if trial.is_spike else "losses and weights stay finite",
+                "effect": trial.effect or _EFFECTS[trial.is_spike],
             }  # fmt: skip
 
 

@@ -20,6 +20,8 @@ from roundoff.words import size_text
 
 _MAX_INTERVAL = 64
 """At most this many steps between two snapshots: a replay has to run through them."""
+_FIRST_PART = 1 / 8
+"""The first snapshot is kept to the end if it takes no more than this part of the memory."""
 
 
 @dataclass(slots=True)
@@ -49,6 +51,8 @@ ReplayPath: TypeAlias = tuple[Snapshot, list[StepTape]]
 class Snapshots:
     """Keeps the last two of the states copied every `interval` steps, and the tapes since the older one.
 
+    Of small trainings the first state is kept as well: fixes are tried on weights that nothing has damaged yet.
+
     The interval follows from what a copy costs: it grows until copying takes at most its share of the training's time.
 
     Args:
@@ -68,6 +72,7 @@ class Snapshots:
         self._ring: list[Snapshot] = []
         self._spare: TrainingState | None = None
         self._aside: ReplayPath | None = None
+        self._first: Snapshot | None = None
         self._keeps = 2
         self._is_off = False
         self._num_state_bytes = 0
@@ -104,13 +109,18 @@ class Snapshots:
         if not self._ring and not self._fits():
             return
         if len(self._ring) >= self._keeps:
-            self._spare = self._ring.pop(0).state
+            oldest = self._ring.pop(0)
+            if oldest.step == 0 and oldest.state.num_bytes + oldest.num_tape_bytes <= _FIRST_PART * self._memory_bytes:
+                self._first = oldest
+            else:
+                self._spare = oldest.state
         if self._keeps == 1:
             self._drop_aside()
         state, self._spare = self._spare or TrainingState(), None
         state.take(self._training)
         self._ring.append(Snapshot(step, state))
-        self._num_state_bytes = sum(snapshot.state.num_bytes for snapshot in self._ring)
+        kept = [*self._ring, *([self._first] if self._first is not None else [])]
+        self._num_state_bytes = sum(snapshot.state.num_bytes for snapshot in kept)
 
     def learn_cost(self, copy_seconds: float, step_seconds: float) -> None:
         """Set the interval so that copying stays within its share of the time."""
@@ -164,12 +174,19 @@ class Snapshots:
         path = (self.path_to(tapes[-1].step, among=[]) if tapes else None) or self._aside
         return path if path is not None and all(tape.can_be_replayed for tape in path[1]) else None
 
-    def release(self) -> None:
-        """Let go of everything, so that its memory can be freed."""
-        self._aside = None
+    def path_from_first(self) -> ReplayPath | None:
+        """Return the first state and the steps that were taped from it on, if they are still there."""
+        first = self._first or (self._ring[0] if self._ring and self._ring[0].step == 0 else None)
+        can_be_played = first is not None and first.tapes and all(tape.can_be_replayed for tape in first.tapes)
+        return (first, first.tapes) if first is not None and can_be_played else None
+
+    def release(self, *, keeps_first: bool = False) -> None:
+        """Let go of everything, or of all but the first state, so that its memory can be freed."""
+        self._aside = self._spare = None
         self._ring.clear()
-        self._spare = None
-        self._num_state_bytes = self._num_tape_bytes = 0
+        self._first = self._first if keeps_first else None
+        self._num_state_bytes = self._first.state.num_bytes if self._first is not None else 0
+        self._num_tape_bytes = 0
 
     def path_to(self, step: int, *, among: list[StepTape], earliest: bool = False) -> ReplayPath | None:
         """Return a snapshot to start from, the latest or the earliest, and the tapes from there to `step`.

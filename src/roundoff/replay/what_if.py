@@ -1,29 +1,31 @@
-"""Plays steps that led to a bad one again with one thing changed: what would have kept them good?
+"""Plays steps again with one thing changed: what would have kept them good, and does a fix help?
 
-The rate, the norm of the gradients, the format of everything or of one site: each is changed alone, in copies, from the
-snapshot before the bad step on. What comes out is written into the run and becomes the proof of a finding.
+The rate, the norm of the gradients, the format of everything or of one site, the calls of the loop: each is changed
+alone, in copies, from a snapshot on. What comes out is written into the run and becomes the proof of a finding.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from roundoff.record.loop.sites import Sites
-from roundoff.record.structure import parameters_of
+from roundoff.record.structure import outermost_optimizers, parameters_of
 from roundoff.replay.own_time import own_seconds
 from roundoff.replay.player import StepPlayer, all_finite, discarding_output
 from roundoff.replay.replayed_step import updates
 from roundoff.replay.snapshots import ReplayPath
 from roundoff.replay.state import Training
 from roundoff.replay.step_tape import (
+    BackwardEntry,
     FunctionEntry,
     LoopEntry,
     ModelEntry,
@@ -35,6 +37,7 @@ from roundoff.replay.step_tape import (
 from roundoff.runs import WhatIfProbe
 from roundoff.switches import switching
 from roundoff.switches.widest import NARROW
+from roundoff.torch_private import FunctionMode
 
 _RATE_FACTOR = 0.1
 _MAX_NORM = 1.0
@@ -109,6 +112,30 @@ def play_changed(
     return limit is None or all(loss <= limit for loss in losses[-1:]), losses
 
 
+def play_repeatedly(
+    training: Training, path: ReplayPath, change: Change = UNCHANGED, *, num_steps: int, until: float
+) -> list[float]:
+    """Play the steps of a path again and again with a change; return the loss of the first one each time.
+
+    The list ends with infinity if a loss or a weight does.
+
+    Raises:
+        OutOfTime: `time.monotonic` has passed `until`.
+    """
+    snapshot, tapes = path
+    losses: list[float] = []
+    with snapshot.state.swapped_in(training), discarding_output(), change.around():
+        for _ in range(max(2, 1 + -(-num_steps // len(tapes)))):
+            playing = StepPlayer(tapes, until=until)
+            for tape in tapes:
+                found = playing.play(change.edit(tape))
+                if not all_finite([*found, *training.tensors()]):
+                    return [*losses, math.inf]
+                if tape is tapes[0] and found:
+                    losses.append(math.fsum(map(float, found)) / len(found))
+    return losses
+
+
 def _changes_for(training: Training, tapes: Sequence[StepTape], sites: Sites, bad_site: str | None) -> list[Change]:
     entries = [entry for tape in tapes for entry in flatten_entries(tape.entries)]
     used = {id(x) for entry in entries if isinstance(entry, ModelEntry) for x in entry.module.parameters()}
@@ -153,13 +180,120 @@ def clip_to(norm: float) -> Change:
     return Change(name="clip", text=text, edit=lambda tape: _with_clipping(tape, norm))
 
 
+def clear_gradients(training: Training) -> Change:
+    """Clear the gradients of all models and optimizers before every step, and at no other time."""
+    clear = functools.partial(_set_gradients_to_none, training)
+
+    def edit(tape: StepTape) -> StepTape:
+        kept = [entry for entry in tape.entries if not _is_call(entry, "zero_grad")]
+        return replace(tape, entries=[_loop_entry(clear), *kept])
+
+    return Change(name="clear", text="gradients cleared before every backward, and only there", edit=edit)
+
+
+def step_after_backward(training: Training) -> Change:
+    """Let every optimizer step at the end of every step, with the gradients of that step."""
+    steps = [optimizer.step for optimizer in outermost_optimizers(training.optimizers)]
+
+    def edit(tape: StepTape) -> StepTape:
+        cleared = clear_gradients(training).edit(tape)
+        return replace(cleared, entries=[*cleared.entries, *(_loop_entry(step) for step in steps)])
+
+    return Change(name="step", text="the optimizer stepping after every backward", edit=edit)
+
+
+def without_decay() -> Change:
+    """Set every weight decay to 0."""
+    return Change(name="decay", text="no weight decay", edit=lambda tape: _with_setting(tape, "weight_decay", 0.0))
+
+
+def scaled_loss(scale: float) -> Change:
+    """Scale the loss before every backward, and the gradients back before every step."""
+
+    def edit(tape: StepTape) -> StepTape:
+        entries = [
+            replace(entry, args=((torch.full_like(entry.loss, scale),), *entry.args[1:]))
+            if isinstance(entry, BackwardEntry) and entry.loss is not None
+            else entry
+            for entry in tape.entries
+        ]
+        return _before_steps(replace(tape, entries=entries), lambda entry: _multiply_gradients(entry, 1 / scale))
+
+    return Change(name="loss-scale", text=f"the loss scaled by {scale:g}", edit=edit)
+
+
+def gradients_times(factor: float, *, text: str) -> Change:
+    """Multiply the gradients before every step of an optimizer."""
+    return Change(
+        name="gradients",
+        text=text,
+        edit=lambda tape: _before_steps(tape, lambda entry: _multiply_gradients(entry, factor)),
+    )
+
+
+def unscale_before_clipping() -> Change:
+    """Let the scaler unscale the gradients before they are clipped."""
+
+    def edit(tape: StepTape) -> StepTape:
+        scaled = next((entry for entry in tape.entries if _is_of_scaler(entry) and _is_call(entry, "step")), None)
+        entries: list[TapeEntry] = []
+        for entry in tape.entries:
+            if isinstance(scaled, LoopEntry) and isinstance(entry, LoopEntry) and _is_call(entry, "clip_grad"):
+                entries.append(_loop_entry(_owner_of(scaled).unscale_, *scaled.args[:1]))
+                if "norm" in entry.function.__name__:  # which was measured before the gradients were unscaled
+                    entry = replace(entry, called=torch.nn.utils.clip_grad_norm_, args=entry.args[:2], kwargs={})
+                scaled = None
+            entries.append(entry)
+        return replace(tape, entries=entries)
+
+    return Change(name="unscale", text="gradients unscaled before they are clipped", edit=edit)
+
+
+def update_others(training: Training) -> Change:
+    """Update the parameters that no optimizer holds, too, about as those that one holds."""
+
+    def edit(tape: StepTape) -> StepTape:
+        return _before_steps(tape, lambda entry: _update_left_out(training, entry))
+
+    return Change(name="update-others", text="the parameters that no optimizer holds updated too", edit=edit)
+
+
+def logits_to_criterion() -> Change:
+    """Hand loss functions that apply a softmax or sigmoid themselves what the model's own one was applied to."""
+    text = "what the softmax or sigmoid was applied to passed to the loss function"
+    return Change(name="logits", text=text, around=_LogitsToCriterion)
+
+
+def targets_of_same_shape() -> Change:
+    """Give the second argument of an elementwise loss the shape of the first where only the shapes differ."""
+    return Change(name="same-shape", text="targets in the shape of the predictions", around=_TargetsOfSameShape)
+
+
+def drawn_weights(training: Training) -> Change:
+    """Draw weights whose rows are all the same at random, before the first of the steps."""
+
+    @contextlib.contextmanager
+    def around() -> Iterator[None]:
+        torch.manual_seed(0)
+        for x in training.tensors():
+            if x.requires_grad and x.dim() > 1 and len(x) > 1 and bool((x == x[:1]).all()):
+                nn.init.kaiming_uniform_(x.data, a=math.sqrt(5))
+        yield
+
+    return Change(name="drawn", text="the weights drawn at random", around=around)
+
+
 def module_at(site: str, training: Training, sites: Sites) -> nn.Module | None:
     """Return the module with that site, if there is one."""
     return next((m for m in training.modules() if sites.names[sites.of_module(m, 0)] == site), None)
 
 
 def _is_of_scaler(entry: TapeEntry) -> bool:
-    return isinstance(entry, LoopEntry) and isinstance(getattr(entry.function, "__self__", None), torch.amp.GradScaler)
+    return isinstance(entry, LoopEntry) and isinstance(_owner_of(entry), torch.amp.GradScaler)
+
+
+def _owner_of(entry: LoopEntry) -> Any:
+    return getattr(entry.function, "__self__", None)
 
 
 def _is_narrow(entries: Sequence[Any]) -> bool:
@@ -192,23 +326,103 @@ def _computing_wide(module: nn.Module) -> Iterator[None]:
 
 
 def _with_rate(tape: StepTape, change: Callable[[Any], Any]) -> StepTape:
-    def edit(entry: TapeEntry) -> TapeEntry:
-        if not isinstance(entry, StepEntry):
-            return entry
-        settings = [{**group, "lr": change(group["lr"])} if "lr" in group else group for group in entry.settings]
-        return replace(entry, settings=settings)
+    return _with_settings(tape, lambda group: {**group, "lr": change(group["lr"])} if "lr" in group else group)
 
-    return replace(tape, entries=[edit(entry) for entry in tape.entries])
+
+def _with_setting(tape: StepTape, name: str, value: Any) -> StepTape:
+    return _with_settings(tape, lambda group: {**group, name: value} if name in group else group)
+
+
+def _with_settings(tape: StepTape, change: Callable[[dict[str, Any]], dict[str, Any]]) -> StepTape:
+    entries = [
+        replace(entry, settings=[change(group) for group in entry.settings]) if isinstance(entry, StepEntry) else entry
+        for entry in tape.entries
+    ]
+    return replace(tape, entries=entries)
 
 
 def _with_clipping(tape: StepTape, norm: float) -> StepTape:
+    return _before_steps(tape, lambda entry: torch.nn.utils.clip_grad_norm_(parameters_of(entry.optimizer), norm))
+
+
+def _before_steps(tape: StepTape, action: Callable[[StepEntry], Any]) -> StepTape:
+    """Add an action before every step of an optimizer; one with a closure computes its gradients inside."""
     entries: list[TapeEntry] = []
     for entry in tape.entries:
         if isinstance(entry, StepEntry) and not entry.closures:
-            entries.append(LoopEntry(called=functools.partial(_clip, entry, norm), args=(), kwargs={}, line=None))
+            entries.append(_loop_entry(functools.partial(action, entry)))
         entries.append(entry)
     return replace(tape, entries=entries)
 
 
-def _clip(entry: StepEntry, norm: float) -> None:
-    torch.nn.utils.clip_grad_norm_(parameters_of(entry.optimizer), norm)
+def _loop_entry(function: Callable[..., Any], *args: Any) -> LoopEntry:
+    return LoopEntry(called=function, args=args, kwargs={}, line=None)
+
+
+def _is_call(entry: TapeEntry, name: str) -> bool:
+    return isinstance(entry, LoopEntry) and name in getattr(entry.function, "__name__", "")
+
+
+def _set_gradients_to_none(training: Training) -> None:
+    held = (x for optimizer in training.optimizers for x in parameters_of(optimizer))
+    for x in (*training.tensors(), *held):
+        x.grad = None
+
+
+def _multiply_gradients(entry: StepEntry, factor: float) -> None:
+    for x in parameters_of(entry.optimizer):
+        if x.grad is not None:
+            x.grad.mul_(factor)
+
+
+def _update_left_out(training: Training, entry: StepEntry) -> None:
+    """Take a plain step with the parameters of the models that no optimizer holds.
+
+    Adaptive optimizers move every number by about the learning rate; so does this then.
+    """
+    held = {id(x) for optimizer in training.optimizers for x in parameters_of(optimizer)}
+    rate, adapts = float(entry.settings[0].get("lr", 0.0)), "betas" in entry.settings[0]
+    with torch.no_grad():
+        for x in training.tensors():
+            if x.grad is not None and id(x) not in held:
+                x.add_(x.grad.sign() if adapts else x.grad, alpha=-rate)
+                x.grad = None
+
+
+class _LogitsToCriterion(FunctionMode):
+    """Undoes a softmax or sigmoid right before a loss function that has its own."""
+
+    _MAKERS = frozenset({"softmax", "sigmoid", "log_softmax"})
+    _CRITERIA = frozenset({"cross_entropy", "binary_cross_entropy_with_logits"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made_from: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in self._CRITERIA and args and id(args[0]) in self._made_from:
+            args = (self._made_from[id(args[0])][1], *args[1:])
+        result = func(*args, **(kwargs or {}))
+        if name in self._MAKERS and args and isinstance(args[0], Tensor) and isinstance(result, Tensor):
+            self._made_from[id(result)] = (result, args[0])  # the result is kept, so that its id stays its own
+        elif name == "backward":
+            self._made_from.clear()
+        return result
+
+
+class _TargetsOfSameShape(FunctionMode):
+    """Reshapes the second of two tensors that hold as many numbers, but would be broadcast against each other."""
+
+    _CRITERIA = frozenset({
+        "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "soft_margin_loss",
+        "binary_cross_entropy_with_logits", "sub", "subtract", "__sub__", "__rsub__", "rsub",
+    })  # fmt: skip
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in self._CRITERIA and len(args) > 1:
+            first, second = args[:2]
+            are_tensors = isinstance(first, Tensor) and isinstance(second, Tensor)
+            if are_tensors and first.shape != second.shape and first.numel() == second.numel() > 1:
+                args = (first, second.reshape(first.shape), *args[2:])
+        return func(*args, **(kwargs or {}))

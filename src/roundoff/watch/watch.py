@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import html
 import sys
 import time
@@ -75,6 +76,7 @@ from roundoff.watch.facts.step_batch import is_loss
 from roundoff.watch.facts.training_states import TrainingStates
 from roundoff.watch.facts.uncleared_gradients import UnclearedGradients
 from roundoff.watch.journal import StepJournal
+from roundoff.watch.probes.fix_trials import try_fixes
 from roundoff.watch.probes.last_step import LastStepProbes
 from roundoff.watch.process.child_trainings import noticing_children
 from roundoff.watch.process.host_memory import default_memory_bytes
@@ -579,7 +581,7 @@ class Watch(LoopFollower):
             self._writer,
             model_bytes=self._training.num_bytes,
             own_bytes=lambda: self._snapshots.num_bytes,
-            release=self._snapshots.release,
+            release=functools.partial(self._snapshots.release, keeps_first=True),
         )
 
     def _see_buffers(self, step: int | None = None) -> None:
@@ -1242,6 +1244,7 @@ class Watch(LoopFollower):
 
     def _finish(self) -> None:
         self._move_to_own_folder()
+        until = time.monotonic() + self._settings.probe_seconds
         try:
             if self._detector.reads_late and self._in_checks(self._detector.read_late, waits=True):
                 self._resume()  # the last step has been handled, but not this
@@ -1256,6 +1259,8 @@ class Watch(LoopFollower):
         if self._memory is not None:
             self._in_memory(self._memory.close)
         self._in_journal(self._journal.close)
+        with self._counting("probes"), announcing("trying fixes on the last steps"):
+            self._in_replays(self._try_fixes, until)
         if not self.saw_training and self.has_other_threads:
             self._note_gap(Gap(kind="thread", rank=self._writer.rank))
         if self._snapshots.note is not None:
@@ -1281,20 +1286,31 @@ class Watch(LoopFollower):
             self._budget.set_aside(time.perf_counter() - began, name, is_in_hook=False)
 
     def _probe(self) -> None:
-        """Run the probes on the last step that was taped, unless something went wrong or several ranks have to join."""
-        seconds = self._settings.probe_seconds
-        if self.state is WatchState.STOPPED or self.anomalies or self._writer.info.ranks > 1 or seconds <= 0:
+        """Run the probes on the last step that was taped, unless something went wrong."""
+        if self.anomalies or not self._may_experiment:
             return
         is_suspicious = not self._detector.loss_has_fallen
         if is_suspicious:
             self._in_facts(self._facts.try_predicting, self.clock.step)
         path = self._snapshots.path_to_last()
-        if path is None or why_no_room(self._training) is not None:
+        if path is not None and why_no_room(self._training) is None:
+            with self.replaying():
+                probes = LastStepProbes(self._writer, seconds=self._settings.probe_seconds)
+                probes.run(self._training, path, self.sites, is_suspicious=is_suspicious)
+
+    def _try_fixes(self, until: float) -> None:
+        """Play the first and the last steps that were taped with the fixes of what a first diagnosis finds."""
+        if not self._may_experiment or why_no_room(self._training) is not None:
             return
+        paths = [path for path in (self._snapshots.path_from_first(), self._snapshots.path_to_last()) if path]
         with self.replaying():
-            LastStepProbes(self._writer, seconds=seconds).run(
-                self._training, path, self.sites, is_suspicious=is_suspicious
-            )
+            try_fixes(self._writer, self._training, paths, until=until)
+
+    @property
+    def _may_experiment(self) -> bool:
+        """Whether steps may be played after the end: the user allows time for it, and no other ranks have to join."""
+        is_alone = self._writer.info.ranks == 1
+        return self.state is not WatchState.STOPPED and is_alone and self._settings.probe_seconds > 0
 
 
 @contextlib.contextmanager

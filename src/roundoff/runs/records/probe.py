@@ -404,15 +404,19 @@ class SpikeProbe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIfProbe:
-    """The steps that led to a bad one, played again with one thing changed."""
+    """Steps that led to a bad one, or the last ones, played again with one thing changed."""
 
     step: int
-    """The bad step, the last that was played."""
+    """The last step that was played: the bad one, if there is one."""
     probe: Literal["what-if"] = "what-if"
+    rule: str | None = None
+    """The finding whose fix was tried; None for what was tried about a bad step."""
+    effect: str | None = None
+    """What the change did, if it is the fix of a finding."""
     first_step: int
     """The first step that was played."""
     change: str
-    """`rate`, `clip`, `wide` or `wide-site`."""
+    """Its name: `rate`, `clip`, `wide`, `clear`."""
     text: str
     """What was changed: `a tenth of the learning rate`."""
     is_good: bool
