@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import html
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from enum import Enum
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TextIO, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar, cast
 from weakref import ref
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from roundoff.console import escape_controls
-from roundoff.diagnose import Diagnosis, diagnose_and_save
 from roundoff.kernels.host_copies import HostCopies
 from roundoff.progress import announcing
 from roundoff.record.identity import IdentityDict
@@ -38,31 +34,25 @@ from roundoff.replay.snapshots import Snapshots, free_bytes, why_no_room
 from roundoff.replay.state import Training
 from roundoff.replay.step_tape import BackwardEntry, ModelEntry, StepEntry
 from roundoff.replay.tape_recorder import TapeRecorder
-from roundoff.report import verdict_screen, verdict_text, watched_text
 from roundoff.report.tensorboard import TensorBoard
 from roundoff.runs import (
     Anomaly,
-    BackwardDetail,
     CallDetail,
     CallKind,
     EpochDetail,
-    Finding,
     FlightRecorder,
     ForwardDetail,
     Gap,
     NoDetail,
-    Run,
     RunWriter,
     StepDetail,
     ZeroGradDetail,
-    append_gap,
 )
 from roundoff.torch_private import (
     clip_function,
     compiler_is_loaded,
     hidden_from_modes,
     in_function_transform,
-    is_hidden_from_dispatch,
     is_transformed,
     separate_step_hooks,
 )
@@ -81,10 +71,11 @@ from roundoff.watch.process.host_memory import default_memory_bytes
 from roundoff.watch.process.memory_growth import MemoryFollower
 from roundoff.watch.settings import WatchSettings
 from roundoff.watch.watch_part import WatchPart
+from roundoff.watch.watched_run import WatchedRun
 from roundoff.words import plural
 
 if TYPE_CHECKING:
-    from roundoff.report.notebook import InlinePage
+    pass
 
 _SNAPSHOT_INTERVAL_OF_RANKS = 8
 """Steps between the snapshots of several ranks: they must be those of the same steps."""
@@ -96,14 +87,13 @@ _TAPES_OF_FREE_MEMORY = 8
 _KEPT_COPY_BYTES = 32 * 2**20
 """Page-locked memory that is kept for what is measured on accelerators."""
 
-_HOOKED_SECONDS = 2e-6
+HOOKED_SECONDS = 2e-6
 """What torch takes to call the hooks of one module, about."""
 _MAX_HEARD_EVALUATIONS = 64
 """In a step that is not taped, the losses of at most this many forwards without gradients are looked for."""
 _MIN_TAPE_BYTES = 16 * 2**20
 _MAX_STARTS = 4
 """Forwards after the first one, and before any backward, each of which may be the real beginning of the first step."""
-_PLAIN_BACKWARD = BackwardDetail()
 _NOT_TAPED = "it was not taped, in order to stay within the budget"
 
 _Given = ParamSpec("_Given")
@@ -135,7 +125,7 @@ class WatchState(Enum):
     STOPPED = "failed: steps are counted, and nothing else"
 
 
-class Watch(LoopFollower):
+class Watch(WatchedRun, LoopFollower):
     """Follows the loop of a training: its calls, losses, norms; keeps snapshots; has bad steps investigated."""
 
     opens_with_evaluation = False  # a replay of the step would have to begin with it
@@ -149,27 +139,16 @@ class Watch(LoopFollower):
         flight: FlightRecorder,
         board: TensorBoard | None = None,
     ) -> None:
-        super().__init__(sites=sites)
-        self.on_move: Callable[[Path], None] | None = None
-        """Called when the run has been moved to its own folder."""
-        self.choose_folder: Callable[[], Path] | None = None
-        """Returns the run's own folder, if the run waits elsewhere until training begins or the script ends."""
+        LoopFollower.__init__(self, sites=sites)
+        WatchedRun.__init__(self, writer, TimeBudget(settings.budget))
         self.state = WatchState.FOLLOWING
         self.training_failed = False
         """To be set where the training fails without an exception that leaves the block."""
         self.at_step: tuple[int, Callable[[ReplayedStep | str], None]] | None = None
         """A step, and what gets it, or why it cannot be played again, when it ends; the script is ended there."""
-        self.complaints: list[str] = []
-        """What a user should know that is no finding; complete when the block has ended."""
-        self.has_ended = False
-        """Whether the block has ended, and the run is complete."""
-        self._diagnosis: Diagnosis | None = None
-        self._gaps: list[Gap] = []
         self._settings = settings
-        self._writer = writer
         self._flight = flight
         self._board = board
-        self._budget = TimeBudget(settings.budget)
         self.took = self._budget.add  # type: ignore[method-assign]  # what our hooks cost; called at each of them
         self._training = Training()
         memory_bytes = default_memory_bytes() if settings.snapshot_bytes is None else settings.snapshot_bytes
@@ -258,25 +237,6 @@ class Watch(LoopFollower):
         self._tape.takes_notes = False
 
     @property
-    def rank(self) -> int:
-        """The rank that is watched, as it was when watching began."""
-        return self._writer.rank
-
-    @property
-    def folder(self) -> Path:
-        """The run folder."""
-        return self._writer.folder
-
-    def _move_to_own_folder(self) -> None:
-        """Move the run to its own folder, now that the script has made the folders that it makes itself."""
-        choose, self.choose_folder = self.choose_folder, None
-        if choose is None:
-            return
-        self._writer.move_to_chosen(choose)
-        if self.on_move is not None:
-            self.on_move(self.folder)
-
-    @property
     def num_undone(self) -> int:
         """How many steps were undone, with `on_anomaly="skip"`."""
         return self._investigator.num_undone
@@ -294,95 +254,10 @@ class Watch(LoopFollower):
             found.append(Gap(kind="recording", why=self._writer.stopped, rank=self._writer.rank))
         return found
 
-    def count_start(self, began: float, *, of_script: float = 0.0) -> None:
-        """Count what was done before the script began as ours; see `TimeBudget.count_start`."""
-        self._budget.count_start(began, of_script=of_script)
-
-    @property
-    def cost(self) -> float:
-        """What the watch has cost, all included, as a share of the training's time."""
-        return self._budget.cost
-
-    @property
-    def seconds(self) -> float:
-        """How long the training has been watched."""
-        return self._budget.seconds
-
     @property
     def is_fully_watched(self) -> bool:
         """Whether everything is looked at in the open step, whatever it costs."""
         return self.clock.step < self._schedule.full_steps or self._settings.every_step
-
-    @property
-    def findings(self) -> tuple[Finding, ...]:
-        """What was found, the verdict first; none before the block has ended (`anomalies` are what was seen so far)."""
-        return tuple(self.diagnosis().findings) if self.has_ended else ()
-
-    def verdict(self, *, stream: TextIO | None = None) -> str:
-        """Return what `roundoff run` prints at the end; to be called after the block.
-
-        With a `stream`, as that can show it: in colour on a terminal.
-        """
-        run, diagnosis, watched = Run.open(self.folder), self.diagnosis(), self.watched_text()
-        if stream is None:
-            screen = verdict_text(run, diagnosis, watched=watched, draws=False)
-        else:
-            screen = verdict_screen(run, diagnosis, stream, watched=watched)
-        return "\n".join([*(escape_controls(f"roundoff: {complaint}") for complaint in self.complaints), screen])
-
-    def __repr__(self) -> str:
-        found = None if self._diagnosis is None else plural(len(self._diagnosis.findings), "finding")
-        state = (found or "not diagnosed") if self.has_ended else "running"
-        return f"<Watch {self.folder}: {plural(self.num_steps, 'step')}, {state}>"
-
-    def _repr_html_(self) -> str:
-        from roundoff.report.notebook import run_html  # few trainings are in notebooks, and this loads all of a page
-
-        if not self.has_ended:
-            return html.escape(f"{self!r}; so far {plural(len(self.anomalies), 'anomaly', 'anomalies')}")
-        self.diagnosis()
-        return run_html(Run.open(self.folder))
-
-    def page(self) -> InlinePage:
-        """Return the page that `roundoff report` writes; a notebook shows it inside the cell."""
-        from roundoff.report.notebook import inline_page
-
-        self.diagnosis()
-        return inline_page(Run.open(self.folder))
-
-    def log_to(self, *loggers: str) -> None:
-        """Send curves, findings and the page to loggers ("wandb", "mlflow", "trackio"); to be called after the block.
-
-        A logger that fails is one line on stderr; one that is not installed is a `UsageError`.
-        """
-        from roundoff.report.loggers.logged_run import check_loggers, log_run
-
-        check_loggers(loggers)
-        self.diagnosis()
-        for line in log_run(Run.open(self.folder), loggers):
-            self._writer.say(line)
-
-    def diagnosis(self) -> Diagnosis:
-        """Diagnose what was seen, once, when the block has ended; the findings go into findings.json."""
-        if self._diagnosis is None or not self.has_ended:
-            with self.diagnosing():
-                self._diagnosis = diagnose_and_save(Run.open(self.folder), gaps=self.gaps, code_is_at_hand=True)
-        return self._diagnosis
-
-    @contextlib.contextmanager
-    def diagnosing(self) -> Iterator[None]:
-        """Count the time of the diagnosis as ours; with it everything has ended."""
-        with self._counting("diagnosis"), announcing("diagnosing"):
-            yield
-        self._budget.end()
-
-    def watched_text(self, folder: Path | None = None) -> str:
-        """Say how long the training was watched, what that has cost and where the run is; after the diagnosis.
-
-        `folder` is the run folder as the user names it, if that is another path than the absolute one.
-        """
-        text = watched_text(num_steps=self.num_steps, seconds=self.seconds, parts=self._budget.parts())
-        return f"{text}; {folder or self.folder}"
 
     def add_optimizer(self, optimizer: Optimizer) -> None:
         """Know an optimizer before it steps."""
@@ -727,153 +602,10 @@ class Watch(LoopFollower):
             is_late=detector.reads_late,
         )
 
-    # -- quiet steps: their usual course in as few calls as can be; anything unusual is followed as in other steps -----
-
-    def _goes_on_quietly(self) -> bool:
-        """Say whether a quiet step goes on in the loop itself, and nothing looks at what is computed.
-
-        The conditions hold as long as only these methods are called, so they are checked once.
-        """
-        if not self.is_undisturbed:
-            self.is_undisturbed = (
-                self._step_is_open
-                and self.clock.is_idle
-                and not self.modules.running
-                and not self._opaque_calls
-                and self._in_checks.is_on
-                and self._in_journal.is_on
-                and self._board is None
-                and self.loss_scale.is_plain
-                and self.loss_scale.value is None
-            )
-        return (
-            self.is_undisturbed
-            and not self._is_quiet_part
-            and not self.ignores_loop
-            and self._detector.suspect is None
-            and not self._detector.reads_late
-            and is_hidden_from_dispatch()
-        )
-
-    def _next_quiet_step(self) -> bool:
-        """Close a quiet step and open another; False if that is not a quiet one. Does what `step_closed` does."""
-        clock, detector, tape = self.clock, self._detector, self._tape
-        step = clock.step
-        if self.state is WatchState.FOLLOWING:  # a loop without an optimizer
-            self._handle(is_complete=False)
-        if step + 1 >= self._schedule.quiet_until or self.state is not WatchState.HANDLED:
-            return False
-        self.num_steps += 1
-        self._budget.count_step(self.quiet_seconds + self._num_module_calls * _HOOKED_SECONDS)
-        self.quiet_seconds, self._num_module_calls = 0.0, 0
-        self._in_journal.do_hidden(self._close_line)
-        tape.stay_paused(step + 1)
-        detector.new_step(step + 1)
-        self.state = WatchState.FOLLOWING
-        if self._memory is not None:
-            self._in_memory.do_hidden(self._memory.step_closed, step)
-        self._flight.mark(step + 1, "forward")
-        clock.next_step()
-        self._held = []
-        self._num_heard_evaluations = 0
-        tape.hears_losses = tape.is_between = False
-        self.followed_modules = FollowedModules.FIRST
-        return True
-
-    def quiet_forward(self, module: nn.Module) -> bool:
-        """Close a quiet step and open another, or go on with it."""
-        if not self._goes_on_quietly() or module not in self._training.models:
-            return False
-        clock = self.clock
-        with_gradients = torch.is_grad_enabled()
-        if with_gradients and (clock.num_attempts or clock.is_over):
-            if not self._next_quiet_step():
-                return False
-        elif (with_gradients or is_in_training(module)) and self.followed_modules is FollowedModules.FIRST:
-            clock.forward(with_gradients=with_gradients)
-            self._flight.mark(clock.step, PHASES[clock.phase])
-        else:
-            return False  # an evaluation
-        clock.sees_modules = True
-        self._num_module_calls += 1
-        return True
-
-    def quiet_backward(self, roots: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-        """Look at the loss."""
-        clock, detector = self.clock, self._detector
-        self._is_quiet_part = is_plain = (
-            len(roots) == 1
-            and type(roots[0]) is Tensor
-            and roots[0].numel() == 1
-            and bool(kwargs.get("accumulate_grad", True))
-            and self._goes_on_quietly()
-            and (not clock.num_attempts or self._next_quiet_step())
-        )
-        if is_plain:
-            clock.backward_enter()
-            self._backward_is_taped = False
-            self._error_before = None
-            self._flight.mark(clock.step, "backward")
-            self._in_checks.do_hidden(detector.see_loss, roots[0])
-            if detector.new:
-                self._in_replays(self._investigator.request, clock.step)
-            self._journal.call("backward", _PLAIN_BACKWARD)
-        return is_plain
-
-    def quiet_backward_leave(self) -> bool:
-        """Count the microbatch."""
-        if not self._is_quiet_part:
-            return False
-        self._is_quiet_part = False
-        clock = self.clock
-        clock.backward_leave()
-        if clock.is_over:  # a loop without an optimizer
-            self._tape.is_between = True
-        if self._stepped_in_backward:
-            self._stepped_in_backward = False
-            self._end_attempt()
-        return True
-
-    def quiet_step(self, optimizer: Optimizer) -> bool:
-        """Look at the gradients as far as the budget allows."""
-        clock, detector = self.clock, self._detector
-        self._is_quiet_part = is_plain = (
-            not clock.num_attempts
-            and self._goes_on_quietly()
-            and self._num_groups.get(optimizer) == len(optimizer.param_groups)
-        )
-        if is_plain:
-            clock.step_enter(optimizer)
-            self._flight.mark(clock.step, "optimizer")
-            if detector.next_look <= clock.step:
-                self._in_checks.do_hidden(detector.see_gradients, optimizer, fully=False, always=False)
-            self._in_journal.do_hidden(self._note_step, optimizer)
-        return is_plain
-
-    def quiet_step_leave(self, optimizer: Optimizer) -> bool:
-        """Count the attempt."""
-        if not self._is_quiet_part:
-            return False
-        self._is_quiet_part = False
-        self._leave_step(optimizer)
-        if self._detector.measures.has_begun:
-            self._in_checks(self._detector.see_update)
-        self._end_attempt()
-        return True
-
-    def quiet_zero_grad(self, owner: Any) -> bool:
-        """Note that an optimizer's gradients were cleared."""
-        if self.ignores_loop or not self._in_journal.is_on or not isinstance(owner, Optimizer):
-            return False
-        self.clock.zero_grad(owner)
-        self._uncleared.note_cleared()
-        self._journal.call("zero_grad", ZeroGradDetail(of=self._name_of(owner)))
-        return True
-
     def _count_costs(self) -> None:
         """Count what the step has cost besides the hooks, and end the first steps when they are over."""
         tape, budget = self._tape, self._budget
-        budget.add(self.quiet_seconds + tape.seconds - self._tape_seconds + self._num_module_calls * _HOOKED_SECONDS)
+        budget.add(self.quiet_seconds + tape.seconds - self._tape_seconds + self._num_module_calls * HOOKED_SECONDS)
         self.quiet_seconds = 0.0
         self._tape_seconds = tape.seconds
         if self._schedule.ends_full_steps(self.num_steps, is_taped=not tape.is_paused, training=self._training):
@@ -1266,19 +998,6 @@ class Watch(LoopFollower):
             self.complaints.append(f"{steps} cannot be replayed: {self._why_not_replayable}.")
         if self._investigator.complaint is not None:
             self.complaints.append(self._investigator.complaint)
-
-    def _note_gap(self, gap: Gap) -> None:
-        self._gaps.append(gap)
-        append_gap(self.folder, gap)
-
-    @contextlib.contextmanager
-    def _counting(self, name: str) -> Iterator[None]:
-        """Count the time of the block, which is outside of any hook, under a name of its own."""
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._budget.set_aside(time.perf_counter() - began, name, is_in_hook=False)
 
     def _probe(self) -> None:
         """Run the probes on the last step that was taped, unless something went wrong or several ranks have to join."""

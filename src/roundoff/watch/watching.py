@@ -21,6 +21,7 @@ from roundoff.replay.investigator import OnAnomaly
 from roundoff.report.tensorboard import TensorBoard
 from roundoff.runs import JsonValue, RunWriter
 from roundoff.watch.process.supervise import ProcessGuard
+from roundoff.watch.quiet_watch import QuietWatch
 from roundoff.watch.settings import ON_ANOMALY, WatchSettings
 from roundoff.watch.watch import Watch
 
@@ -121,7 +122,7 @@ def start_watching(
     say_if_untested(writer)
     guard = guard or ProcessGuard()
     guard.start(writer.folder, rank=writer.rank, is_sync=bool((facts or {}).get("sync")), has_ops=settings.ops)
-    watch = Watch(writer, settings, sites=sites, flight=guard.flight, board=board)
+    watch = QuietWatch(writer, settings, sites=sites, flight=guard.flight, board=board)
     watch.count_start(began)
     return watch
 
