@@ -74,8 +74,8 @@ _ALIASING = frozenset({"__get__", "detach", "view", "reshape", "flatten", "t", "
 """Functions whose result shares memory with their argument: writing into it may write into a model."""
 _DISPATCH_SECONDS = 2e-6
 """What torch needs to find out that a mode is on, and to call it."""
-_MAX_FRAMES_OF_CALL = 16
-"""So far above a hook `functional_call` may be, which calls a module."""
+_MAX_FRAMES_OF_CALL = 17
+"""At most this many frames above a hook, `functional_call` is looked for, which calls a module."""
 _MAX_ENTRIES = 20_000
 """A step of more calls than this is not taped to its end."""
 
@@ -86,7 +86,6 @@ class TapeRecorder(FunctionMode):
     Args:
         is_state: whether a tensor belongs to a model or an optimizer; such tensors are not copied, snapshots hold them.
         on_forward: called when plain functions build a graph after an optimizer has stepped: another step begins.
-        on_error: called with an error of ours; the training continues, and the step is not replayable.
         max_bytes: the most memory that the copies of one step may take.
         max_seconds: the most time that taping one step may take.
     """
@@ -96,7 +95,6 @@ class TapeRecorder(FunctionMode):
         *,
         is_state: Callable[[Tensor], bool],
         on_forward: Callable[[], None],
-        on_error: Callable[[Exception], None],
         max_bytes: int = 2**30,
         max_seconds: float = 2.0,
     ) -> None:
@@ -136,7 +134,6 @@ class TapeRecorder(FunctionMode):
         self._notes = ArgumentNotes(is_state)
         self._open: list[list[TapeEntry]] = [self.step.entries]
         self._on_forward = on_forward
-        self._on_error = on_error
         self._is_on = False
         self._num_holds = 1
         self._num_running = 0
@@ -252,6 +249,11 @@ class TapeRecorder(FunctionMode):
         """Return the tape of the open step."""
         self.step.num_nodes = max(self._next_node() - self._first_node, 0)  # of this thread, which may be another one
         return self._with_notes()
+
+    def failed(self, error: Exception) -> None:
+        """Note an error of ours: the training continues, and the open step cannot be replayed."""
+        text = str(error) if isinstance(error, NotReplayable) else f"{type(error).__name__}: {error}"
+        self.step.why_not_replayable = text
 
     def _with_notes(self) -> StepTape:
         self.step.external = self._notes.external
@@ -420,7 +422,7 @@ class TapeRecorder(FunctionMode):
                 with hidden_from_modes():
                     look(*values)
             except Exception as error:
-                self._on_error(error)
+                self.failed(error)
 
     def _begin_with(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Begin another step with a function, in a loop that calls no module.
@@ -432,7 +434,7 @@ class TapeRecorder(FunctionMode):
                 with hidden_from_modes():
                     self._on_forward()
             except Exception as error:
-                self._on_error(error)
+                self.failed(error)
         if self.is_paused:
             return
         noted = self._before(func, args, kwargs)
@@ -456,7 +458,7 @@ class TapeRecorder(FunctionMode):
                 note = self._notes.note
                 return FunctionEntry(func, note(args), note(kwargs or {}), Ambient.now(), self.line())
         except Exception as error:
-            self._on_error(error)
+            self.failed(error)
             return None
 
     def _after(self, call: FunctionEntry, args: Any, result: Any) -> None:
@@ -468,7 +470,7 @@ class TapeRecorder(FunctionMode):
                 self._notes.note_written(args)
                 self._append(call)
         except Exception as error:
-            self._on_error(error)
+            self.failed(error)
 
     def _place(self) -> tuple[str, str | None]:
         line = self.line()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
 import traceback
 from collections import deque
@@ -342,12 +341,6 @@ def _causes(error: BaseException) -> list[str]:
         found.append(f"{type(cause).__name__}: {cause}"[:_MAX_CHARACTERS])
         error = cause
     return found
-
-
-def has_raised_since(before: BaseException | None) -> bool:
-    """Say whether a call that ends now ends with an exception: one that is not `before`, handled when it began."""
-    error = sys.exc_info()[1]
-    return error is not None and error is not before
 
 
 def raising_module(error: BaseException) -> nn.Module | None:

@@ -36,7 +36,7 @@ class QuietWatch(Watch):
                 self._step_is_open
                 and self.clock.is_idle
                 and not self.modules.running
-                and not self._opaque_calls
+                and not self._taping.opaque_calls
                 and self._in_checks.is_on
                 and self._in_journal.is_on
                 and self._board is None
@@ -108,8 +108,7 @@ class QuietWatch(Watch):
         )
         if is_plain:
             clock.backward_enter()
-            self._backward_is_taped = False
-            self._error_before = None
+            self._taping.backward_is_taped = False
             self._flight.mark(clock.step, "backward")
             self._in_checks.do_hidden(detector.see_loss, roots[0])
             if detector.new:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar, cast
+from typing import Any, Literal, NoReturn, cast
 from weakref import ref
 
 import torch
@@ -20,19 +19,17 @@ from roundoff.progress import announcing
 from roundoff.record.identity import IdentityDict
 from roundoff.record.loop.calls import LoopCall, LoopCallKind, learning_rates, unread_detail
 from roundoff.record.loop.follower import BackwardCall, LoopFollower, ModuleCall, StepAttempt, is_in_training
-from roundoff.record.loop.loss_scale import as_scaled
 from roundoff.record.loop.observer import FollowedModules, observing_loop
 from roundoff.record.loop.sites import Sites
 from roundoff.record.loop.step_clock import PHASES
-from roundoff.replay.arguments import NotReplayable
 from roundoff.replay.investigator import Investigator, TrainingStopped
+from roundoff.replay.loop_taping import LoopTaping, why_not_replayable
 from roundoff.replay.lost_numbers import LostNumbersFinder
 from roundoff.replay.own_time import own_seconds
 from roundoff.replay.rank_consensus import num_ranks
 from roundoff.replay.replayed_step import ReplayedStep
 from roundoff.replay.snapshots import Snapshots, free_bytes, why_no_room
 from roundoff.replay.state import Training
-from roundoff.replay.step_tape import BackwardEntry, ModelEntry, StepEntry
 from roundoff.replay.tape_recorder import TapeRecorder
 from roundoff.report.tensorboard import TensorBoard
 from roundoff.runs import (
@@ -49,15 +46,13 @@ from roundoff.runs import (
     ZeroGradDetail,
 )
 from roundoff.torch_private import (
-    clip_function,
     compiler_is_loaded,
-    hidden_from_modes,
     in_function_transform,
     is_transformed,
     separate_step_hooks,
 )
 from roundoff.watch.budget import REPLAYS, TAPING, StepSchedule, TimeBudget
-from roundoff.watch.detector import AnomalyDetector, exception_detail, has_raised_since, raising_module
+from roundoff.watch.detector import AnomalyDetector, exception_detail, raising_module
 from roundoff.watch.facts.collector import FactCollector
 from roundoff.watch.facts.data_loaders import LoaderNumbers, copied_generators, dataset_content
 from roundoff.watch.facts.loop_values import LoopValues
@@ -72,14 +67,9 @@ from roundoff.watch.process.memory_growth import MemoryFollower
 from roundoff.watch.settings import WatchSettings
 from roundoff.watch.watch_part import WatchPart
 from roundoff.watch.watched_run import WatchedRun
-from roundoff.words import plural
-
-if TYPE_CHECKING:
-    pass
 
 _SNAPSHOT_INTERVAL_OF_RANKS = 8
 """Steps between the snapshots of several ranks: they must be those of the same steps."""
-
 _SNAPSHOT_INTERVAL_OF_DEVICES = 8
 """The fewest steps between snapshots where losses come late."""
 _TAPES_OF_FREE_MEMORY = 8
@@ -94,26 +84,9 @@ _MAX_HEARD_EVALUATIONS = 64
 _MIN_TAPE_BYTES = 16 * 2**20
 _MAX_STARTS = 4
 """Forwards after the first one, and before any backward, each of which may be the real beginning of the first step."""
-_NOT_TAPED = "it was not taped, in order to stay within the budget"
 
-_Given = ParamSpec("_Given")
-_Result = TypeVar("_Result")
-
-_TAPED: frozenset[LoopCallKind] = frozenset(
-    {"zero_grad", "clip", "unscale", "update", "scaler_step", "optimizer_unscale", "optimizer_clip"}
-)
-"""Calls that a replay makes again."""
-_OPAQUE: frozenset[LoopCallKind] = _TAPED | {"scheduler", "load", "save", "compile"}
-"""Calls inside of which the tape sees nothing."""
 _FREQUENT: frozenset[LoopCallKind] = frozenset({"zero_grad", "clip", "scheduler"})
 """Calls that are not announced while nothing is taped."""
-_METHODS: dict[LoopCallKind, str] = {
-    "unscale": "unscale_",
-    "scaler_step": "step",
-    "optimizer_unscale": "unscale_",
-    "optimizer_clip": "clip_grad_norm_",
-}
-"""Calls by other names than those of their methods."""
 
 
 class WatchState(Enum):
@@ -165,9 +138,9 @@ class Watch(WatchedRun, LoopFollower):
         self._tape = TapeRecorder(
             is_state=self._training.is_state,
             on_forward=self.function_forward,
-            on_error=self._tape_failed,
             max_bytes=max(memory_bytes // 4, _MIN_TAPE_BYTES),
         )
+        self._taping = LoopTaping(self._tape, self._snapshots, self.clock)
         self._schedule = StepSchedule(settings, self._budget)
         self._is_quiet_part = False
         """Whether a backward or an optimizer's step is running that is followed in the short way of quiet steps."""
@@ -203,27 +176,18 @@ class Watch(WatchedRun, LoopFollower):
         self._in_states = self._part("hashes of saved states")
         self._in_journal = self._part("calls and metrics")
         self._in_memory = self._part("measurements of memory")
-        self._why_not_replayable: str | None = None
-        self._num_not_replayable = 0
         self._num_groups: IdentityDict[Optimizer, int] = IdentityDict()
         self._named: tuple[ref[Optimizer], str] | None = None
         """An optimizer and its name."""
         self._held: list[Any] = []
         """Models and optimizers that must not die before the next step; see `_end_attempt`."""
-        self._model_entry: ModelEntry | None = None
-        self._step_entry: StepEntry | None = None
         self._stepping: tuple[Optimizer, StepDetail] | None = None
         """The optimizer that steps, and its line, while it does."""
-        self._backward_is_taped = False
         self._is_in_function = False
         """Whether the last step that was taped ran in a function of the script."""
         self._stepped_in_backward = False
         """Whether a hook on a gradient has made an optimizer step in the running backward."""
-        self._error_before: BaseException | None = None
-        """The exception that was being handled when the running model or backward began."""
         self._awaits_buffers = False
-        self._opaque_calls: list[LoopCallKind] = []
-        """Calls of the loop that are running, inside of which the tape sees nothing."""
         self._has_buffers: IdentityDict[nn.Module, bool] = IdentityDict()
         self._loaders = LoaderNumbers()
 
@@ -343,7 +307,7 @@ class Watch(WatchedRun, LoopFollower):
         self._in_replays(self._tape.begin)
         if is_first:
             self._begin_training()
-        if self.is_fully_watched and module is not None and (why := _why_not_replayable(module)) is not None:
+        if self.is_fully_watched and module is not None and (why := why_not_replayable(module)) is not None:
             self._tape.step.why_not_replayable = why
         if is_inside_transform:
             self._snapshots.forget()
@@ -382,9 +346,7 @@ class Watch(WatchedRun, LoopFollower):
                 if is_due or snapshots.latest is None:
                     self._take_snapshot()
             elif not tape.is_paused:
-                snapshots.set_aside()
-                tape.hears_forward = not self.clock.sees_modules
-                tape.pause(_NOT_TAPED)
+                self._taping.pause()
         self._num_heard_evaluations = 0
         tape.hears_losses = False
         self.is_quiet = tape.is_paused and not self.is_fully_watched
@@ -579,7 +541,7 @@ class Watch(WatchedRun, LoopFollower):
         if self.is_quiet:
             self._tape.stay_paused(step + 1)
         else:
-            self._in_replays(self._keep_tape, step)
+            self._in_replays(self._taping.step_closed, step)
         detector.new_step(step + 1)
         self._resume()
         if self._memory is not None:
@@ -615,24 +577,6 @@ class Watch(WatchedRun, LoopFollower):
             budget.spend(spent, TAPING)
             self._schedule.taped_step_seconds = spent
         self._num_module_calls = 0
-
-    def _keep_tape(self, step: int) -> None:
-        tape = self._tape.new_step(step + 1)
-        self._snapshots.add(tape)
-        if tape.why_not_replayable not in (None, _NOT_TAPED):
-            self._why_not_replayable = self._why_not_replayable or tape.why_not_replayable
-            self._num_not_replayable += 1
-
-    def _try_tape(self, work: Callable[_Given, _Result], *args: _Given.args, **kwargs: _Given.kwargs) -> _Result | None:
-        """Put something onto the tape; if that is not possible, the step cannot be played again."""
-        if not self._in_replays.is_on:
-            return None
-        try:
-            with hidden_from_modes():
-                return work(*args, **kwargs)
-        except Exception as error:
-            self._tape_failed(error)
-            return None
 
     @contextlib.contextmanager
     def replaying(self) -> Iterator[None]:
@@ -709,11 +653,10 @@ class Watch(WatchedRun, LoopFollower):
 
     def _tape_model(self, call: ModuleCall, args: tuple[Any, ...], *, site: str) -> None:
         kwargs = call.keyword_arguments()
-        self._model_entry = self._try_tape(self._tape.model_enter, call.module, args, kwargs)
-        self._error_before = sys.exc_info()[1]
+        entry = self._taping.model_begins(call.module, args, kwargs)
         detail = ForwardDetail(site=site, training=is_in_training(call.module))
         self._in_journal(self._journal.call, "forward", detail)
-        if self._model_entry is not None and is_loss(self._model_entry) and self.is_fully_watched:
+        if entry is not None and is_loss(entry) and self.is_fully_watched:
             self._in_facts(self._facts.see_criterion, args)
         self._awaits_buffers = True
 
@@ -722,11 +665,7 @@ class Watch(WatchedRun, LoopFollower):
         self._flight.leave(self.sites.names[call.site])
         if call.depth:
             return
-        entry, self._model_entry = self._model_entry, None
-        if entry is not None:
-            self._try_tape(self._tape.model_leave, entry, output)
-            entry.raised = output is None and has_raised_since(self._error_before)
-        self._error_before = None
+        self._taping.model_ends(output)
         if not torch.is_grad_enabled():
             self._in_checks(self._detector.see_eval_loss, output)
         self._tape.release()
@@ -734,7 +673,7 @@ class Watch(WatchedRun, LoopFollower):
     def modules_interrupted(self) -> None:
         """Leave the model that an exception ended."""
         self._flight.clear()
-        self._model_entry = None
+        self._taping.drop_model()
         self._tape.release()
 
     # -- backward ------------------------------------------------------------------------------------------------------
@@ -748,11 +687,8 @@ class Watch(WatchedRun, LoopFollower):
         loss = self._in_checks(self._see_loss, backward)
         if self._detector.new:
             self._in_replays(self._investigator.request, self.clock.step)
-        self._backward_is_taped = not self._tape.is_paused and not backward.is_part_of_forward and backward.accumulates
-        self._error_before = sys.exc_info()[1]
-        if self._backward_is_taped:
+        if self._taping.backward_begins(backward, loss):
             self._in_replays(self._keep_gradients_of_start)
-            self._try_tape(self._tape.backward, backward.roots, *backward.arguments, loss=loss)
         is_first = self.clock.microbatch == 0 or self._uncleared.is_due
         if self.is_fully_watched and is_first and backward.accumulates:
             self._in_facts(self._uncleared.backward_begins)
@@ -773,10 +709,7 @@ class Watch(WatchedRun, LoopFollower):
         clock = self.clock
         if is_microbatch and not self.is_quiet:
             self._in_facts(self._facts.gradients_ready, clock.step)
-        if self._backward_is_taped and not clock.in_backward and has_raised_since(self._error_before):
-            self._tape.note_raised(BackwardEntry)
-        if not clock.in_backward:
-            self._error_before = None
+        self._taping.backward_ends()
         if clock.is_over and not clock.in_step:
             self._tape.is_between = True
         self._tape.release()
@@ -785,11 +718,6 @@ class Watch(WatchedRun, LoopFollower):
             self._end_attempt()
 
     # -- optimizers ----------------------------------------------------------------------------------------------------
-
-    @property
-    def _in_scaler_step(self) -> bool:
-        """Whether a GradScaler is running that steps an optimizer, or skips its step."""
-        return "scaler_step" in self._opaque_calls
 
     def optimizer_began(self, attempt: StepAttempt) -> None:
         """Look at the gradients as the optimizer sees them."""
@@ -801,8 +729,7 @@ class Watch(WatchedRun, LoopFollower):
         if self._num_groups.get(optimizer) != num_groups:
             self._add_optimizer(optimizer)
             self._num_groups[optimizer] = num_groups
-        if not self._in_scaler_step and not self._tape.is_paused and not self.clock.in_backward:
-            self._step_entry = self._try_tape(self._tape.step_enter, optimizer)
+        self._taping.step_begins(optimizer)
         always = self._settings.on_anomaly == "skip"
         self._in_checks(self._detector.see_gradients, optimizer, fully=self.is_fully_watched, always=always)
         self._tape.hold()
@@ -821,7 +748,7 @@ class Watch(WatchedRun, LoopFollower):
         detail = StepDetail(
             optimizer=self._name_of(optimizer),
             lr=tuple(learning_rates(optimizer)),
-            by_scaler=bool(self._opaque_calls) and self._in_scaler_step,
+            by_scaler=bool(self._taping.opaque_calls) and self._taping.in_scaler_step,
             num_carried=self._uncleared.num_in(optimizer),
             is_fresh=not optimizer.state,
         )
@@ -839,15 +766,11 @@ class Watch(WatchedRun, LoopFollower):
     def closure_began(self) -> None:
         """Note what the closure does as a part of the step."""
         self._uncleared.closure_begins()
-        if self._step_entry is not None:
-            self._tape.closure_enter(self._step_entry)
-            self._tape.release()
+        self._taping.closure_begins()
 
     def closure_ended(self) -> None:
         """Go back to the optimizer."""
-        if self._step_entry is not None:
-            self._tape.hold()
-            self._tape.closure_leave()
+        self._taping.closure_ends()
         if self.is_fully_watched and self._stepping is not None:
             self._in_facts(self._see_carried_in_closure, *self._stepping)
 
@@ -858,16 +781,16 @@ class Watch(WatchedRun, LoopFollower):
         """Look at the weights after the step."""
         if attempt.is_nested:
             return
-        if self._step_entry is not None and not self._step_entry.closures:
+        if self._taping.step_ends():
             self._in_replays(self._keep_gradients_of_start)  # a second optimizer uses the backward of the step before
-        self._step_entry = self._stepping = None
+        self._stepping = None
         self._in_checks(self._detector.see_update)
         if self.is_fully_watched:
             self._in_facts(self._uncleared.note_used, attempt.optimizer)
         self._tape.release()
         if self.clock.in_backward:
             self._stepped_in_backward = True
-        elif not self._in_scaler_step:
+        elif not self._taping.in_scaler_step:
             self._end_attempt()
 
     def optimizer_skipped(self, optimizer: Optimizer) -> None:
@@ -882,26 +805,11 @@ class Watch(WatchedRun, LoopFollower):
 
     def loop_calling(self, kind: LoopCallKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Put a call onto the tape if the loop itself has made it; the tape sees nothing of what it does inside."""
-        tape = self._tape
-        is_by_loop = not self._opaque_calls and (not self.clock.in_step or tape.in_closure) and not tape.is_paused
-        is_by_loop = is_by_loop and not self.clock.in_backward  # a replay of the backward calls the hook that made it
-        if kind == "optimizer_backward" and is_by_loop and (optimizer := as_scaled(args[0])) is not None:
-            self._try_tape(tape.loop_call, optimizer.announce, args[1:2], {})
-        if kind not in _OPAQUE:
-            return
-        if kind in _TAPED and is_by_loop:
-            function = _function_of(kind, args, kwargs)
-            if function is not None:
-                self._try_tape(tape.loop_call, function, args if kind == "clip" else args[1:], kwargs)
-        self._opaque_calls.append(kind)
-        tape.hold()
+        self._taping.call_begins(kind, args, kwargs)
 
     def loop_call_ended(self, kind: LoopCallKind) -> None:
         """Look at the loop's own functions again; when a scaler has stepped, the attempt is over."""
-        if kind in _OPAQUE:
-            if kind in self._opaque_calls:
-                self._opaque_calls.remove(kind)
-            self._tape.release()
+        self._taping.call_ends(kind)
         if kind == "scaler_step" and self.clock.num_attempts and not self.clock.skipped:
             self._end_attempt()
 
@@ -966,10 +874,6 @@ class Watch(WatchedRun, LoopFollower):
         step = self.clock.step + self.clock.is_over
         self._in_facts(self._facts.see_draw, function, drawn, step, self._tape.loop_line())
 
-    def _tape_failed(self, error: Exception) -> None:
-        text = str(error) if isinstance(error, NotReplayable) else f"{type(error).__name__}: {error}"
-        self._tape.step.why_not_replayable = text
-
     # -- the end of the training ---------------------------------------------------------------------------------------
 
     def _finish(self) -> None:
@@ -993,9 +897,8 @@ class Watch(WatchedRun, LoopFollower):
         if self._snapshots.note is not None:
             self.complaints.append(f"{self._snapshots.note}.")
         self.complaints += self._investigator.left_out
-        if self._why_not_replayable is not None:
-            steps = plural(self._num_not_replayable, "step")
-            self.complaints.append(f"{steps} cannot be replayed: {self._why_not_replayable}.")
+        if self._taping.complaint is not None:
+            self.complaints.append(self._taping.complaint)
         if self._investigator.complaint is not None:
             self.complaints.append(self._investigator.complaint)
 
@@ -1024,19 +927,3 @@ def _eagerly() -> Iterator[None]:
             yield
     else:
         yield
-
-
-def _why_not_replayable(module: nn.Module) -> str | None:
-    parameters = list(module.parameters())
-    if any(map(nn.parameter.is_lazy, parameters)):
-        return "modules make their weights in it"
-    return "its weights are on the meta device, without values" if any(p.is_meta for p in parameters) else None
-
-
-def _function_of(kind: LoopCallKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return what to call to make a call of the loop again."""
-    if kind == "clip":
-        has_norm = "total_norm" in kwargs or any(isinstance(arg, Tensor) for arg in args[1:])
-        return clip_function() if has_norm else torch.nn.utils.clip_grad_value_
-    method = _METHODS.get(kind, kind)
-    return getattr(args[0], method, None) if args else None
