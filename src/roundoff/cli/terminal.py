@@ -148,7 +148,7 @@ class ScriptEnding:
         atexit.register(self._die)
 
     def note(self, error: BaseException) -> None:
-        """Take note of an exception that the script did not catch."""
+        """Note an exception that the script did not catch."""
         self._is_interrupted = isinstance(error, KeyboardInterrupt)
 
     def _die(self) -> None:

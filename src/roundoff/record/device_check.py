@@ -142,7 +142,7 @@ class DeviceChecker:
         return result
 
     def step_ended(self, step: int) -> None:
-        """Take note of the end of a step; the last of the chosen ones ends the script."""
+        """Note the end of a step; the last of the chosen ones ends the script."""
         if self._selection.wants_step(step) and step not in self.steps:  # the end of the script closes it once more
             self.steps.append(step)
         self._step = step + 1
@@ -218,7 +218,7 @@ class _HostJudge(Reference):
         return super().after(saved, func, args, kwargs, [x.cpu() for x in outputs])
 
     def repeats(self, func: Any, outputs: Sequence[Tensor]) -> bool:
-        """Say whether the device computes the same bits once more."""
+        """Return whether the device computes the same bits once more."""
         if func.namespace != "aten" or self._on_device is None:
             return True
         try:

@@ -467,7 +467,7 @@ class Recording(LoopFollower):
         self._mode.turn(on=on, listening=clock.hears_functions)
 
     def _can_record(self, step: int) -> bool:
-        """Say whether a step is wanted; a step that has begun in compiled code cannot be recorded."""
+        """Return whether a step is wanted; a step that has begun in compiled code cannot be recorded."""
         if not self._selection.wants_step(step):
             return False
         if self._mode.can_record:

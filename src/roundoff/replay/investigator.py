@@ -114,7 +114,7 @@ class Investigator:
         self._generators: Generators | None = None
 
     def begin(self) -> None:
-        """Take note that the first step begins."""
+        """Note that the first step begins."""
         if self._on_anomaly == "skip":
             self._generators = Generators.now()
 
@@ -257,13 +257,13 @@ class Investigator:
             self._writer.write(self.gap)
 
     def _all_agree(self, what: str, value: str) -> bool:
-        """Say whether all ranks can do the same thing now; a rank that cannot write the run any more cannot."""
+        """Return whether all ranks can do the same thing now; a rank that cannot write the run any more cannot."""
         if self.ranks.several and self._writer.stopped is not None:
             self.leave(f"stopped recording: {self._writer.stopped}")
         return self.ranks.all_agree(what, value)
 
     def _has_raised_alone(self, anomalies: Sequence[Anomaly]) -> bool:
-        """Say whether the step raised something a replay can show: it must not run out of memory a second time.
+        """Return whether the step raised something a replay can show: it must not run out of memory a second time.
 
         Where one of several ranks raises, the others may be anywhere: they cannot replay together.
         """
@@ -271,7 +271,7 @@ class Investigator:
         return bool(raised) and not self.ranks.several and not {"OutOfMemoryError", "MemoryError"} & set(raised)
 
     def _must_undo(self, anomalies: Sequence[Anomaly]) -> bool:
-        """Say whether a step is to be undone; among several ranks only for what all of them see alike."""
+        """Return whether a step is to be undone; among several ranks only for what all of them see alike."""
         return any(not self.ranks.several or anomaly.kind in ("gradient", "weight") for anomaly in anomalies)
 
     # -- recording -----------------------------------------------------------------------------------------------------
@@ -487,7 +487,7 @@ class Investigator:
     def undo(self, path: ReplayPath) -> bool:
         """Put the training back to where it was before the last step of the path, generators included.
 
-        Several ranks do so only when all of them have rebuilt that state; say whether it was done.
+        Several ranks do so only when all of them have rebuilt that state; return whether it was done.
         """
         step, state = path[1][-1].step, None
         with contextlib.suppress(RanksApart):

@@ -68,7 +68,7 @@ class RankConsensus:
         return [store.get(f"{key}/{rank}").decode() for rank in ranks]
 
     def all_agree(self, what: str, value: str) -> bool:
-        """Say whether every rank arrived with the same value."""
+        """Return whether every rank arrived with the same value."""
         values = self.exchange(what, value)
         return values is not None and set(values) == {value}
 

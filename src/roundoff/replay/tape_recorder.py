@@ -477,7 +477,7 @@ class TapeRecorder(FunctionMode):
         return LOOP, None if line is None else f"{shown_path(line[0])}:{line[1]}"
 
     def is_in_function(self) -> bool:
-        """Say whether the innermost code of the user's that runs is that of a function, not of a file."""
+        """Return whether the innermost code of the user's that runs is that of a function, not of a file."""
         frame = self._users_frame()
         return frame is not None and frame.f_code.co_name != "<module>"
 
@@ -506,7 +506,7 @@ class TapeRecorder(FunctionMode):
 
 
 def _is_called_functionally() -> bool:
-    """Say whether the module that is being called was given other tensors in place of its own."""
+    """Return whether the module that is being called was given other tensors in place of its own."""
     frame: FrameType | None = sys._getframe(1)
     for _ in range(_MAX_FRAMES_OF_CALL):
         if frame is None:
@@ -534,7 +534,7 @@ class _FunctionKind:
 
 
 def is_loss_name(name: str) -> bool:
-    """Say whether a torch function with this name computes a loss.
+    """Return whether a torch function with this name computes a loss.
 
     >>> is_loss_name("mse_loss"), is_loss_name("softmax")
     (True, False)
@@ -543,7 +543,7 @@ def is_loss_name(name: str) -> bool:
 
 
 def _computes(func: Any) -> bool:
-    """Say whether a function may compute a tensor of the step."""
+    """Return whether a function may compute a tensor of the step."""
     name = getattr(func, "__name__", "")
     if name in ("__get__", "__set__", "__delete__"):
         attribute = getattr(getattr(func, "__self__", None), "__name__", "")
@@ -552,7 +552,7 @@ def _computes(func: Any) -> bool:
 
 
 def _acts_on_its_tensor(call: FunctionEntry) -> bool:
-    """Say whether a function that returns no tensor changes the one it is called with."""
+    """Return whether a function that returns no tensor changes the one it is called with."""
     name = call.function.__name__
     if name in ("register_hook", "retain_grad"):  # on a parameter, the hook would outlive the replay
         return bool(call.args) and isinstance(call.args[0], Result)
@@ -560,7 +560,7 @@ def _acts_on_its_tensor(call: FunctionEntry) -> bool:
 
 
 def _builds_graph(result: Any) -> bool:
-    """Say whether a backward can go through the result of a function."""
+    """Return whether a backward can go through the result of a function."""
     with hidden_from_modes():
         return any(x.grad_fn is not None for x in tensors_of(result))
 

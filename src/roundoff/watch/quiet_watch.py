@@ -27,7 +27,7 @@ class QuietWatch(Watch):
     """
 
     def _goes_on_quietly(self) -> bool:
-        """Say whether a quiet step goes on in the loop itself, and nothing looks at what is computed.
+        """Return whether a quiet step goes on in the loop itself, and nothing looks at what is computed.
 
         The conditions hold as long as only these methods are called, so they are checked once.
         """

@@ -1,4 +1,4 @@
-"""One training under watch: what is done at each thing the loop does, and once a step, at almost no cost."""
+"""One training under watch: what the watch does at each hook of the loop, and once per step."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ class Watch(WatchedRun, LoopFollower):
         self._training.add_optimizer(optimizer)
 
     def note_exception(self, error: BaseException) -> None:
-        """Take note that the training raised."""
+        """Note an exception that ended the training, with the site and phase in which it was raised."""
         if isinstance(error, Exception) and self.state is not WatchState.STOPPED:
             if self._in_checks(self._detector.read_late, waits=True):  # it may be the reason
                 self._resume()
@@ -243,7 +243,7 @@ class Watch(WatchedRun, LoopFollower):
             )
 
     def _when(self) -> Literal["before", "in", "after"]:
-        """Say whether the loop is in a step, or before its first one, or has ended one and not begun another."""
+        """Return where the loop is: before its first step, in a step, or after one and before the next."""
         if not self.is_open and not self.num_steps:
             return "before"
         return "after" if self.clock.num_attempts and self.clock.is_idle else "in"
@@ -296,7 +296,7 @@ class Watch(WatchedRun, LoopFollower):
         is_first = not self.clock.step and self._num_early_forwards <= _MAX_STARTS
         if is_first:
             self._move_to_own_folder()
-        is_inside_transform = in_function_transform()  # then the models hold tensors that stand for others
+        is_inside_transform = in_function_transform()  # then the models hold wrappers of other tensors
         is_new = module is not None and not is_inside_transform and self._in_models(self._training.add_model, module)
         self._opened_by_newcomer = bool(is_new)
         if is_new or self._in_facts(self._facts.has_thawed, self.clock.step):
@@ -319,7 +319,7 @@ class Watch(WatchedRun, LoopFollower):
             self.is_quiet &= self._has_ranks or not self._states.num_followed  # all ranks are quiet in the same steps
 
     def _stays_quiet(self, module: nn.Module | None) -> bool:
-        """Say whether another step is followed as little as the one before."""
+        """Return whether this step is followed as little as the one before."""
         is_known = module is None or module in self._training.models
         if not is_known or self.clock.step >= self._schedule.quiet_until or in_function_transform():
             return False
@@ -368,7 +368,7 @@ class Watch(WatchedRun, LoopFollower):
             self._resume()
 
     def _is_another_start(self, module: nn.Module) -> bool:
-        """Take in a model that the loop calls in an open step; say whether the step begins with it after all.
+        """Take in a model that the loop calls in an open step; return whether the step begins with it after all.
 
         What was called before the first backward may have been a part of a model, or a model that was only tried out:
         one of its own, an exported one for example, is soon gone, and no step that has used it can be played again.
@@ -443,7 +443,7 @@ class Watch(WatchedRun, LoopFollower):
             latest.state.take_gradients()
 
     def _end_attempt(self) -> None:
-        """Record or investigate while everything is at hand: the optimizer has stepped, or a scaler has skipped it."""
+        """Record or investigate the step while its tensors exist: its optimizer has stepped, or was skipped."""
         self._tape.is_between = True
         self._handle(is_complete=True)
         # The variables of a file live until the script ends, those of a function only until it returns. The last step
@@ -495,7 +495,7 @@ class Watch(WatchedRun, LoopFollower):
         self._budget.set_aside(time.perf_counter() - began, REPLAYS)
 
     def _end_at_step(self, look: Callable[[ReplayedStep | str], None]) -> NoReturn:
-        """Have the open step looked at while everything is at hand, and end the script."""
+        """Pass the open step to `look` while its tensors still exist, and end the script."""
         path = self._snapshots.path_to(self.clock.step, among=[self._tape.so_far()])
         if path is None:
             look(self._tape.step.why_not_replayable or "no snapshot leads to it")
@@ -528,7 +528,7 @@ class Watch(WatchedRun, LoopFollower):
             self.state = WatchState.FOLLOWING
 
     def step_closed(self, step: int) -> None:
-        """Write what the step came to, keep its tape, and be ready for the next."""
+        """Write the metrics of the step, keep its tape, and prepare for the next."""
         self._budget.count_step()
         if self.state is WatchState.STOPPED:
             return
@@ -580,7 +580,7 @@ class Watch(WatchedRun, LoopFollower):
 
     @contextlib.contextmanager
     def replaying(self) -> Iterator[None]:
-        """Let steps be played again inside the block without being taken for the training's own."""
+        """Inside the block, steps that run are replays: nothing of them is counted as the training's own."""
         before, self.state = self.state, WatchState.REPLAYING
         followed, self.followed_modules = self.followed_modules, FollowedModules.ALL
         self.ignores_loop = True
@@ -633,7 +633,7 @@ class Watch(WatchedRun, LoopFollower):
         self._flight.enter(phase, site)
 
     def _may_change_itself(self, module: nn.Module) -> bool:
-        """Say whether a forward without gradients may leave something behind: statistics that a norm updates.
+        """Return whether a forward without gradients may change the model: the statistics that a norm updates.
 
         What it returns is copied where the step uses it, as any other tensor from outside.
         """

@@ -15,7 +15,7 @@ _Result = TypeVar("_Result")
 class WatchPart:
     """Does the work of one part of a watch, unseen by the user's modes, until it fails for the first time.
 
-    The failure goes into the run, and one line tells the user what is no longer watched.
+    The failure is written into the run, and one line on stderr says what is no longer watched.
 
     Args:
         name: what the part does, for the user: "replays", "checks of losses and gradients".

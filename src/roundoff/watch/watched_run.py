@@ -148,7 +148,7 @@ class WatchedRun:
         self._budget.end()
 
     def watched_text(self, folder: Path | None = None) -> str:
-        """Say how long the training was watched, what that has cost and where the run is; after the diagnosis.
+        """Describe how long the training was watched, what that cost and where the run is; call it after the diagnosis.
 
         `folder` is the run folder as the user names it, if that is another path than the absolute one.
         """

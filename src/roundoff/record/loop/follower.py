@@ -37,7 +37,7 @@ class ModuleCall:
 
 
 def is_in_training(module: nn.Module) -> bool:
-    """Say whether a module is in training mode; some, such as frozen scripted ones, have no mode."""
+    """Return whether a module is in training mode; some, such as frozen scripted ones, have no mode."""
     return bool(getattr(module, "training", False))
 
 
@@ -50,7 +50,7 @@ class ModuleStack:
         self._calls: list[ModuleCall] = []
 
     def push(self, module: nn.Module, site: int, is_by_loop: bool) -> ModuleCall:
-        """Take note that a module begins to run."""
+        """Note that a module begins to run."""
         running = self.running
         call = ModuleCall(module, site, len(running), is_by_loop)
         running.append(module)
@@ -75,11 +75,11 @@ class ModuleStack:
         return call
 
     def is_running(self, module: nn.Module) -> bool:
-        """Say whether a module runs; modules may compare in any way, so this goes by identity."""
+        """Return whether a module runs; modules may compare in any way, so this goes by identity."""
         return any(entry is module for entry in self.running)
 
     def keep(self, num_modules: int) -> bool:
-        """Keep the outermost modules; say whether any were running and none is left."""
+        """Keep the outermost modules; return whether any were running and none is left."""
         had_any = bool(self.running)
         num_modules = max(num_modules, 0)
         del self.running[num_modules:], self.sites[num_modules:], self._calls[num_modules:]
@@ -443,7 +443,7 @@ class LoopFollower:
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     def _begin_forward(self) -> None:
-        """Take note that the loop calls a model: that closes a step which is over."""
+        """Note that the loop calls a model: that closes a step which is over."""
         clock = self.clock
         clock.sees_modules = self.saw_training = True
         if clock.in_step:

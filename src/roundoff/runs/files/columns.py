@@ -63,16 +63,16 @@ class Interned:
         return [self.values[code] for code in np.unique(self.codes).tolist() if code >= 0]
 
     def matches(self, predicate: Callable[[str], bool]) -> Mask:
-        """Say which rows hold a string of some kind; each distinct one is looked at once."""
+        """Return which rows hold a string of some kind; each distinct one is looked at once."""
         fits = np.array([*map(predicate, self.values), False], dtype=bool)
         return np.asarray(fits[self.codes])
 
     def equals(self, text: str) -> Mask:
-        """Say which rows hold this string."""
+        """Return which rows hold this string."""
         return self.matches(lambda value: value == text)
 
     def starts_with(self, text: str) -> Mask:
-        """Say which rows hold a string that begins with this one."""
+        """Return which rows hold a string that begins with this one."""
         return self.matches(lambda value: value.startswith(text))
 
     def take(self, places: Places) -> Interned:

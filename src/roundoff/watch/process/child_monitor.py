@@ -132,7 +132,7 @@ class ChildMonitor:
                 self._report_hang(location, now, hang_after)
 
     def _reads_files(self) -> bool:
-        """Say whether the child has read from files since this last said so: imports and data may take long to load."""
+        """Return whether the child has read from files since the last call: imports and data may take long to load."""
         num_bytes = num_bytes_read(self._child)
         has_read = num_bytes - self._num_bytes_read >= _MIN_READ_BYTES
         if has_read:
