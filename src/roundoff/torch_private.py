@@ -40,7 +40,7 @@ def untested_version() -> str | None:
 
 
 def look_up(name: str) -> Any:
-    """Return what a dotted name stands for, importing the modules on the way."""
+    """Return the object with a dotted name, importing the modules on the way."""
     found: Any = torch
     path = "torch"
     for part in name.split(".")[1:]:
@@ -50,7 +50,7 @@ def look_up(name: str) -> Any:
 
 
 def _find(name: str, fallback: Any) -> Any:
-    """Return what a private name stands for, or what to use on a torch without it."""
+    """Return the object with a private name, or what to use on a torch without it."""
     try:
         return look_up(name)
     except (AttributeError, ImportError):

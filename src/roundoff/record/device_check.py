@@ -66,7 +66,7 @@ class CheckedOp:
 
     @property
     def is_reported(self) -> bool:
-        """Whether the makers of the device should hear of it."""
+        """Whether it should be reported to the makers of the device."""
         return self.is_wrong or not self.is_repeatable
 
     def exact(self) -> list[tuple[Tensor, Tensor]]:
@@ -137,7 +137,7 @@ class DeviceChecker:
                     self._check(place, saved, func, args, kwargs, outputs)
             except (
                 Exception
-            ) as error:  # no memory for the copies, say: the script goes on, and the other ops are checked
+            ) as error:  # for example, no memory for the copies: the script goes on, and the other ops are checked
                 self.not_judged[place.op] = first_line(error)
         return result
 

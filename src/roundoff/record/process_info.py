@@ -161,7 +161,7 @@ def _from_launcher(name: str, otherwise: int) -> int:
 
 
 _LAUNCHER = "ROUNDOFF_LAUNCHER"
-"""Set by a process that forks one and watches over it: its own pid and that of its parent."""
+"""Set by a process that forks another and supervises it: its own pid and that of its parent."""
 
 
 def launch_name() -> str | None:

@@ -61,7 +61,7 @@ class VaryingOp:
 
 @dataclass(slots=True, kw_only=True)
 class PlayedBatch:
-    """What became of the sample in one changed batch."""
+    """How the results of the sample differ in one changed batch."""
 
     name: str
     """`alone`, `in half of the batch`, ..."""

@@ -95,7 +95,7 @@ class Investigator:
         self.left_out: list[str] = []
         """What was not recorded or replayed because it would have taken too long."""
         self.gap: Gap | None = None
-        """That the ranks do not replay together any more, once they do not."""
+        """What to report once the ranks no longer replay together."""
         self._writer = writer
         self._training = training
         self._sites = sites
@@ -530,7 +530,7 @@ class _Nothing(_EventsOnly):
 
 
 def _describe_path(path: ReplayPath | None) -> str:
-    """Say from where to where a replay leads: ranks replay together only if that is the same on all."""
+    """Return where a replay starts and ends: ranks replay together only if that is the same on all."""
     return "nowhere" if path is None else f"{path[0].step} to {path[1][-1].step}"
 
 

@@ -156,7 +156,7 @@ def name_of_node(node: Any) -> str:
 def _reaches(node: Any, *, held: Container[int], others: Container[int]) -> bool | None:
     """Return whether a term reaches a parameter of an optimizer, and if not, whether all it reaches is another model's.
 
-    None if that is unknown: a leaf may be a part of a parameter, or stand for one, as in sharded and scripted models.
+    None if that is unknown: a leaf may be a part of a parameter, or a copy of one, as in sharded and scripted models.
     """
     reached = False
     for num, leaf in enumerate(_leaves(node)):

@@ -83,7 +83,7 @@ class RankConsensus:
                     store.add(f"{self._prefix}/lost", 1)
 
     def meet(self, what: str, *, num: int) -> bool:
-        """Wait until `num` ranks have come to the same place, and say whether all did; the same answer on each."""
+        """Wait until `num` ranks have come to the same place, and return whether all did; the same answer on each."""
         store = self._store()
         if store is None or self.lost is not None:
             return False

@@ -107,7 +107,7 @@ class TapeRecorder(FunctionMode):
         self.hears_losses = False
         """Whether loss functions are to be noticed while the tape is paused."""
         self.seconds = 0.0
-        """The time that functions have taken longer because of the tape."""
+        """How much longer functions have taken because of the tape."""
         self.takes_notes = True
         """False where nothing is ever played again: functions are then only seen, not kept."""
         self._in_function = 0.0
@@ -177,7 +177,7 @@ class TapeRecorder(FunctionMode):
         self._notes.forget()
 
     def _turn(self) -> None:
-        """Be on the stack of modes if functions are to be seen, and only then: every function costs more there."""
+        """Put this mode onto the stack if functions are to be seen, and only then: every function costs more there."""
         is_heard = not self.is_paused or self.hears_losses or (self.hears_forward and self._is_between)
         is_wanted = is_heard and not self._num_holds
         if is_wanted != self._is_on and not self._num_running:

@@ -201,13 +201,13 @@ class StepJournal:
         self._board.histograms(self._clock.step, weights_and_gradients(named))
 
     def close(self) -> None:
-        """Let nothing be missing."""
+        """Write what is left, and close the board."""
         self.flush()
         if self._board is not None:
             self._board.close()
 
     def flush(self) -> None:
-        """Write everything down now; wait for what is on its way from an accelerator."""
+        """Write everything now, and wait for what is on its way from an accelerator."""
         self._write_closed(waits=True)
         while self._waiting:
             self._writer.write(self._waiting.popleft().metrics())

@@ -71,14 +71,14 @@ from roundoff.watch.watched_run import WatchedRun
 _SNAPSHOT_INTERVAL_OF_RANKS = 8
 """Steps between the snapshots of several ranks: they must be those of the same steps."""
 _SNAPSHOT_INTERVAL_OF_DEVICES = 8
-"""The fewest steps between snapshots where losses come late."""
+"""The fewest steps between snapshots where losses are read late."""
 _TAPES_OF_FREE_MEMORY = 8
 """Tapes may take this part of the memory that an accelerator has left when training begins."""
 _KEPT_COPY_BYTES = 32 * 2**20
 """Page-locked memory that is kept for what is measured on accelerators."""
 
 HOOKED_SECONDS = 2e-6
-"""What torch takes to call the hooks of one module, about."""
+"""About what torch takes to call the hooks of one module."""
 _MAX_HEARD_EVALUATIONS = 64
 """In a step that is not taped, the losses of at most this many forwards without gradients are looked for."""
 _MIN_TAPE_BYTES = 16 * 2**20
@@ -99,7 +99,7 @@ class WatchState(Enum):
 
 
 class Watch(WatchedRun, LoopFollower):
-    """Follows the loop of a training: its calls, losses, norms; keeps snapshots; has bad steps investigated."""
+    """Follows the loop of a training: writes its calls and metrics, keeps snapshots, has bad steps investigated."""
 
     opens_with_evaluation = False  # a replay of the step would have to begin with it
 
@@ -118,7 +118,7 @@ class Watch(WatchedRun, LoopFollower):
         self.training_failed = False
         """To be set where the training fails without an exception that leaves the block."""
         self.at_step: tuple[int, Callable[[ReplayedStep | str], None]] | None = None
-        """A step, and what gets it, or why it cannot be played again, when it ends; the script is ended there."""
+        """A step, and what is called with it, or with why it cannot be replayed, when it ends; then the script ends."""
         self._settings = settings
         self._flight = flight
         self._board = board
@@ -143,7 +143,7 @@ class Watch(WatchedRun, LoopFollower):
         self._taping = LoopTaping(self._tape, self._snapshots, self.clock)
         self._schedule = StepSchedule(settings, self._budget)
         self._is_quiet_part = False
-        """Whether a backward or an optimizer's step is running that is followed in the short way of quiet steps."""
+        """Whether the running backward or optimizer's step is followed by the `quiet_` methods."""
         self._num_module_calls = 0
         self._num_heard_evaluations = 0
         self._tape_seconds = 0.0
@@ -224,7 +224,7 @@ class Watch(WatchedRun, LoopFollower):
         return self.clock.step < self._schedule.full_steps or self._settings.every_step
 
     def add_optimizer(self, optimizer: Optimizer) -> None:
-        """Know an optimizer before it steps."""
+        """Add an optimizer before its first step."""
         self._training.add_optimizer(optimizer)
 
     def note_exception(self, error: BaseException) -> None:
@@ -360,7 +360,7 @@ class Watch(WatchedRun, LoopFollower):
             self.followed_modules = FollowedModules.OUTERMOST
 
     def step_continued(self, module: nn.Module | None) -> None:
-        """Take in a model that joins, and look into a bad loss that the loop has read and dropped."""
+        """Add a model that joins, and investigate a bad loss that the loop has read and dropped."""
         if module is not None and not in_function_transform() and self._in_replays(self._is_another_start, module):
             self.step_opened(module)
         elif self._detector.suspect is not None and self._in_checks(self._detector.drop_suspect):
@@ -368,10 +368,10 @@ class Watch(WatchedRun, LoopFollower):
             self._resume()
 
     def _is_another_start(self, module: nn.Module) -> bool:
-        """Take in a model that the loop calls in an open step; return whether the step begins with it after all.
+        """Add a model that the loop calls in an open step; return whether the step begins with it after all.
 
-        What was called before the first backward may have been a part of a model, or a model that was only tried out:
-        one of its own, an exported one for example, is soon gone, and no step that has used it can be played again.
+        What was called before the first backward may have been a part of a model, or a temporary model, an exported one
+        for example: it is soon gone, and no step that has used it can be replayed.
         """
         snapshots, clock = self._snapshots, self.clock
         is_new = self._training.add_model(module)
@@ -454,7 +454,7 @@ class Watch(WatchedRun, LoopFollower):
             self._held = [self._training.models.alive(), self._training.optimizers.alive()]
 
     def _handle(self, *, is_complete: bool) -> None:
-        """Do what the open step calls for, once: record it, or investigate what cannot be right in it."""
+        """Record the open step, or investigate its anomalies, if that is due; at most once per step."""
         if self.state is not WatchState.FOLLOWING:
             return
         self.state = WatchState.HANDLED
@@ -507,7 +507,7 @@ class Watch(WatchedRun, LoopFollower):
     def _read_late(self) -> None:
         """Read what was measured on an accelerator, waiting once; a loss alone is read when it has arrived.
 
-        Losses are waited for where someone else waits for the answer, and before the steps that led to them are let go.
+        Losses are waited for if other ranks or the settings need them, and before the steps that led to them are lost.
         """
         detector = self._detector
         if detector.has_measured:
@@ -565,7 +565,7 @@ class Watch(WatchedRun, LoopFollower):
         )
 
     def _count_costs(self) -> None:
-        """Count what the step has cost besides the hooks, and end the first steps when they are over."""
+        """Count what the step has cost besides its hooks, and end the steps that are watched in full."""
         tape, budget = self._tape, self._budget
         budget.add(self.quiet_seconds + tape.seconds - self._tape_seconds + self._num_module_calls * HOOKED_SECONDS)
         self.quiet_seconds = 0.0
@@ -600,7 +600,7 @@ class Watch(WatchedRun, LoopFollower):
     # -- models --------------------------------------------------------------------------------------------------------
 
     def module_ignored(self) -> None:
-        """Show that the process gets on also in a replay, where no module is followed: it may crash or hang there."""
+        """Show progress in a replay, too, where no module is followed: it may crash or hang there."""
         self._flight.beat()
 
     def module_called(self, call: ModuleCall, args: tuple[Any, ...]) -> None:
@@ -661,7 +661,7 @@ class Watch(WatchedRun, LoopFollower):
         self._awaits_buffers = True
 
     def module_returned(self, call: ModuleCall, output: Any) -> None:
-        """Note that the module has ended; what the loop called has given its result."""
+        """Note that the module has ended, and what a call by the loop returned."""
         self._flight.leave(self.sites.names[call.site])
         if call.depth:
             return
@@ -695,7 +695,7 @@ class Watch(WatchedRun, LoopFollower):
         self._in_journal(self._journal.call, "backward", backward.detail())
 
     def _see_loss(self, backward: BackwardCall) -> Tensor | None:
-        """Have the loss looked at; return it as it is, scaled, or None if it is no loss."""
+        """Check the loss; return a copy of it, with its scale, for the tape, or None if there is none to tape."""
         if backward.loss is None or is_transformed(backward.loss):
             return None
         self._detector.see_loss(backward.loss)
@@ -738,7 +738,7 @@ class Watch(WatchedRun, LoopFollower):
         self._in_journal(self._note_step, optimizer)
 
     def _add_optimizer(self, optimizer: Optimizer) -> None:
-        """Take in an optimizer that is new, or has a new group: no earlier step can be made again with it."""
+        """Add an optimizer that is new or has a new group: earlier steps cannot be replayed with it."""
         is_new = self._in_models(self._training.add_optimizer, optimizer)
         if (is_new and self.clock.step) or optimizer in self._num_groups:
             self._snapshots.forget()
@@ -794,7 +794,7 @@ class Watch(WatchedRun, LoopFollower):
             self._end_attempt()
 
     def optimizer_skipped(self, optimizer: Optimizer) -> None:
-        """Note the attempt that a scaler did not let through."""
+        """Note an optimizer's step that a scaler has skipped."""
         self._detector.drop_update()
         self._in_checks(self._see_buffers)  # the forward has changed them all the same
         detail = StepDetail(optimizer=self._name_of(optimizer), skipped=True)
@@ -882,7 +882,7 @@ class Watch(WatchedRun, LoopFollower):
             if self._detector.reads_late and self._in_checks(self._detector.read_late, waits=True):
                 self._resume()  # the last step has been handled, but not this
             self._in_checks(self._detector.drop_suspect)
-            # A last forward, after the training, is no step; one that raised is, and so is all there was.
+            # A last forward after the training is no step, unless it raised or there was no step before it.
             if self.clock.has_begun or (self.is_open and (not self.num_steps or self._detector.new)):
                 self.close_step()
             with self._counting("probes"), announcing("trying experiments on the last step"):
@@ -921,7 +921,7 @@ class Watch(WatchedRun, LoopFollower):
 
 @contextlib.contextmanager
 def _eagerly() -> Iterator[None]:
-    """Have compiled code run eagerly inside the block; the compiler is not loaded for nothing."""
+    """Run compiled code eagerly inside the block; the compiler is not imported for this."""
     if compiler_is_loaded():
         with torch.compiler.set_stance("force_eager"):
             yield

@@ -262,13 +262,13 @@ class LoopFollower:
         return False
 
     def quiet_zero_grad(self, owner: Any) -> bool:
-        """Follow that gradients were cleared."""
+        """Follow the clearing of gradients."""
         return False
 
     # -- for subclasses ------------------------------------------------------------------------------------------------
 
     def failed(self, error: Exception) -> None:
-        """A hook raised: following must end, the training must not."""
+        """A hook raised: stop following; the training goes on."""
         raise NotImplementedError from error
 
     def function_forward(self) -> None:
@@ -381,7 +381,7 @@ class LoopFollower:
         self.optimizer_ended(StepAttempt(optimizer=optimizer, is_nested=self.clock.in_step, was_skipped=was_skipped))
 
     def _leave_step(self, optimizer: Optimizer) -> bool:
-        """Note that an optimizer has ended its step, and say whether it left the weights as they were."""
+        """Note that an optimizer has ended its step, and return whether it left the weights as they were."""
         scaled = as_scaled(optimizer)
         was_skipped = scaled is not None and scaled.last_overflow is not None
         self.clock.step_leave(optimizer, skipped=was_skipped)
@@ -443,7 +443,7 @@ class LoopFollower:
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     def _begin_forward(self) -> None:
-        """Note that the loop calls a model: that closes a step which is over."""
+        """Note that the loop calls a model, which closes a step that is over."""
         clock = self.clock
         clock.sees_modules = self.saw_training = True
         if clock.in_step:

@@ -351,7 +351,7 @@ class _LoopHooks:
 
     @never_compiled
     def _is_followed_quietly(self, method: Callable[..., bool], *args: Any) -> bool:
-        """Call a `quiet_` method of the observer, and say whether nothing else is to be done."""
+        """Call a `quiet_` method of the observer, and return whether nothing else is to be done."""
         if not self._active or threading.get_ident() != self._thread or self._is_reporting or is_jit_tracing():
             return False
         began = time.perf_counter()

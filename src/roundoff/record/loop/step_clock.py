@@ -130,7 +130,7 @@ class StepClock:
         self._backward_depth += 1
 
     def backward_leave(self) -> bool:
-        """Note that the autograd engine has ended, and say whether that was the end of a microbatch."""
+        """Note that the autograd engine has ended, and return whether that was the end of a microbatch."""
         self._backward_depth = max(0, self._backward_depth - 1)
         if self._backward_depth:
             return False

@@ -110,7 +110,7 @@ class SharedPage:
 
 
 class GroupSentinel:
-    """A process that does nothing but be sent signals: one that reaches it was sent to all processes, the child too.
+    """A process that only receives signals: one that reaches it was sent to all processes, the child included.
 
     A signal sent to the parent alone must be forwarded, one sent to the process group (or by a scheduler to every
     process of a job) must not, or the child would receive it twice. Nothing else distinguishes them.
