@@ -76,6 +76,8 @@ _DISPATCH_SECONDS = 2e-6
 """What torch needs to find out that a mode is on, and to call it."""
 _MAX_FRAMES_OF_CALL = 17
 """At most this many frames above a hook, `functional_call` is looked for, which calls a module."""
+_MAX_SECONDS = 2.0
+"""A step whose taping takes longer than this is not taped to its end."""
 _MAX_ENTRIES = 20_000
 """A step of more calls than this is not taped to its end."""
 
@@ -87,7 +89,6 @@ class TapeRecorder(FunctionMode):
         is_state: whether a tensor belongs to a model or an optimizer; such tensors are not copied, snapshots hold them.
         on_forward: called when plain functions build a graph after an optimizer has stepped: another step begins.
         max_bytes: the most memory that the copies of one step may take.
-        max_seconds: the most time that taping one step may take.
     """
 
     def __init__(
@@ -95,8 +96,7 @@ class TapeRecorder(FunctionMode):
         *,
         is_state: Callable[[Tensor], bool],
         on_forward: Callable[[], None],
-        max_bytes: int = 2**30,
-        max_seconds: float = 2.0,
+        max_bytes: int,
     ) -> None:
         super().__init__()
         self.step = StepTape(0)
@@ -112,7 +112,6 @@ class TapeRecorder(FunctionMode):
         """False where nothing is ever played again: functions are then only seen, not kept."""
         self._in_function = 0.0
         self.max_bytes = max_bytes
-        self._max_seconds = max_seconds
         self._num_entries = 0
         self._step_began_at = 0.0
         self._next_node = next_sequence_number()
@@ -337,8 +336,8 @@ class TapeRecorder(FunctionMode):
             self.pause(f"it makes more than {_MAX_ENTRIES} calls")
         elif self._notes.num_bytes > self.max_bytes:
             self.pause(f"the tensors it uses take more than {size_text(self.max_bytes)}")
-        elif self.seconds - self._step_began_at > self._max_seconds:
-            self.pause(f"taping it took more than {self._max_seconds:g} s")
+        elif self.seconds - self._step_began_at > _MAX_SECONDS:
+            self.pause(f"taping it took more than {_MAX_SECONDS:g} s")
 
     # -- functions that torch reports ----------------------------------------------------------------------------------
 
