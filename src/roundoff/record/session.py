@@ -233,7 +233,7 @@ class Recording(LoopFollower):
         return self._steps.num_events
 
     def say(self, text: str) -> None:
-        """Tell the user something in one line on stderr."""
+        """Print one line to stderr."""
         self._writer.say(text)
 
     @contextlib.contextmanager
@@ -343,7 +343,7 @@ class Recording(LoopFollower):
         self._write_placements("parameter")
 
     def _describe(self, look: Callable[[StructureWriter], None]) -> None:
-        """Describe the training; where that fails because of us, the recording goes on without."""
+        """Describe the training; if that fails because of us, the recording goes on without a description."""
         if self._structure is None:
             return
         try:

@@ -73,7 +73,7 @@ class RankConsensus:
         return values is not None and set(values) == {value}
 
     def lose(self, why: str) -> None:
-        """Tell the other ranks that this one will not replay any more; this neither waits nor raises."""
+        """Inform the other ranks that this one will not replay any more; this neither waits nor raises."""
         if self.lost is None:
             self.lost = why
             with contextlib.suppress(Exception):  # the rank that holds the store may have died

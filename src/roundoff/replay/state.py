@@ -180,7 +180,7 @@ class OriginalState:
 class TrainingState:
     """A copy of the state of a training at one moment; a later copy can reuse its memory.
 
-    It keeps nothing of the training itself alive: of what the script has dropped since, the copy is of no use. Tensors
+    It keeps nothing of the training itself alive: the copy of what the script has dropped since is of no use. Tensors
     of accelerators are copied to the host, without waiting; the reader of the copies waits.
     """
 

@@ -45,12 +45,7 @@ from roundoff.runs import (
     StepDetail,
     ZeroGradDetail,
 )
-from roundoff.torch_private import (
-    compiler_is_loaded,
-    in_function_transform,
-    is_transformed,
-    separate_step_hooks,
-)
+from roundoff.torch_private import compiler_is_loaded, in_function_transform, is_transformed, separate_step_hooks
 from roundoff.watch.budget import REPLAYS, TAPING, StepSchedule, TimeBudget
 from roundoff.watch.detector import AnomalyDetector, exception_detail, raising_module
 from roundoff.watch.facts.collector import FactCollector

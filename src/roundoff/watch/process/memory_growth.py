@@ -129,7 +129,7 @@ class MemoryFollower:
         return self._num_checks < _FREE_CHECKS or self._look_seconds <= allowed
 
     def _check(self, step: int, frame: FrameType | None) -> None:
-        """See whether what grew still does: a buffer that is full stays as it is, even if the allocator takes more."""
+        """Check whether what grew still grows: a full buffer stays as it is, even if the allocator takes more."""
         assert self._before is not None
         since, before = self._before
         num_steps = step - since
