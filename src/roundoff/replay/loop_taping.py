@@ -14,12 +14,15 @@ from roundoff.record.loop.calls import LoopCallKind
 from roundoff.record.loop.follower import BackwardCall
 from roundoff.record.loop.loss_scale import as_scaled
 from roundoff.record.loop.step_clock import StepClock
-from roundoff.replay.snapshots import Snapshots
+from roundoff.replay.snapshots import Snapshots, free_bytes
+from roundoff.replay.state import Training
 from roundoff.replay.step_tape import BackwardEntry, ModelEntry, StepEntry
 from roundoff.replay.tape_recorder import TapeRecorder
 from roundoff.torch_private import clip_function, hidden_from_modes
 from roundoff.words import plural
 
+_TAPES_OF_FREE_MEMORY = 8
+"""Tapes may take this part of the memory that an accelerator has left when training begins."""
 _NOT_TAPED = "it was not taped, in order to stay within the budget"
 
 _TAPED: frozenset[LoopCallKind] = frozenset(
@@ -57,6 +60,19 @@ class LoopTaping:
         """The exception that was being handled when the running model or backward began."""
         self._why_not_replayable: str | None = None
         self._num_not_replayable = 0
+
+    def limit_memory(self, training: Training) -> None:
+        """Leave most of an accelerator's memory to the training: tapes keep batches where they are."""
+        devices = {x.device for x in training.tensors() if not x.is_cpu}
+        for free in filter(None, map(free_bytes, devices)):
+            self._snapshots.max_tape_bytes = min(self._snapshots.max_tape_bytes, free // _TAPES_OF_FREE_MEMORY)
+            self._tape.max_bytes = min(self._tape.max_bytes, free // _TAPES_OF_FREE_MEMORY)
+
+    def keep_gradients(self, *, were_cleared: bool) -> None:
+        """Keep the gradients that this step adds to, unless they were cleared since it began."""
+        latest = self._snapshots.latest
+        if latest is not None and latest.step == self._clock.step and not self._clock.microbatch and not were_cleared:
+            latest.state.take_gradients()
 
     def pause(self) -> None:
         """Tape nothing from this step on; the last step that can be replayed is kept."""

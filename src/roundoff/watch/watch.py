@@ -28,7 +28,7 @@ from roundoff.replay.lost_numbers import LostNumbersFinder
 from roundoff.replay.own_time import own_seconds
 from roundoff.replay.rank_consensus import num_ranks
 from roundoff.replay.replayed_step import ReplayedStep
-from roundoff.replay.snapshots import Snapshots, free_bytes, why_no_room
+from roundoff.replay.snapshots import Snapshots, why_no_room
 from roundoff.replay.state import Training
 from roundoff.replay.tape_recorder import TapeRecorder
 from roundoff.report.tensorboard import TensorBoard
@@ -67,8 +67,6 @@ _SNAPSHOT_INTERVAL_OF_RANKS = 8
 """Steps between the snapshots of several ranks: they must be those of the same steps."""
 _SNAPSHOT_INTERVAL_OF_DEVICES = 8
 """The fewest steps between snapshots where losses are read late."""
-_TAPES_OF_FREE_MEMORY = 8
-"""Tapes may take this part of the memory that an accelerator has left when training begins."""
 _KEPT_COPY_BYTES = 32 * 2**20
 """Page-locked memory that is kept for what is measured on accelerators."""
 
@@ -273,7 +271,7 @@ class Watch(WatchedRun, LoopFollower):
         self._investigator.leave(f"stopped watching at step {self.step} ({reason})")
         self._note_gap(Gap(kind="watching", step=self.step, why=reason, rank=self._writer.rank))
         self._writer.note(f"Watching stopped at step {self.step}: {reason}")
-        if self._writer.stopped is None:  # that has been said
+        if self._writer.stopped is None:  # otherwise the writer has said so
             self._writer.say(f"stopped watching at step {self.step}; the training goes on. Why: {reason}")
 
     # -- once a step ---------------------------------------------------------------------------------------------------
@@ -394,17 +392,10 @@ class Watch(WatchedRun, LoopFollower):
     def _begin_training(self) -> None:
         self._budget.begin_training()
         self._in_memory(self._follow_memory)
-        self._in_replays(self._limit_tapes)
+        self._in_replays(self._taping.limit_memory, self._training)
         self._in_replays(self._investigator.begin)
         self._in_facts(self._facts.begin)
         self._in_checks(self._see_buffers)
-
-    def _limit_tapes(self) -> None:
-        """Leave most of an accelerator's memory to the training: tapes keep batches where they are."""
-        devices = {x.device for x in self._training.tensors() if not x.is_cpu}
-        for free in filter(None, map(free_bytes, devices)):
-            self._snapshots.max_tape_bytes = min(self._snapshots.max_tape_bytes, free // _TAPES_OF_FREE_MEMORY)
-            self._tape.max_bytes = min(self._tape.max_bytes, free // _TAPES_OF_FREE_MEMORY)
 
     def _follow_memory(self) -> None:
         self._memory = MemoryFollower(
@@ -428,14 +419,6 @@ class Watch(WatchedRun, LoopFollower):
                 self._snapshots.interval = max(self._snapshots.interval, _SNAPSHOT_INTERVAL_OF_DEVICES)
         else:
             self._snapshots.interval = _SNAPSHOT_INTERVAL_OF_RANKS
-
-    def _keep_gradients_of_start(self) -> None:
-        """Keep the gradients that this step adds to, unless they were cleared since it began."""
-        latest = self._snapshots.latest
-        if latest is None or latest.step != self.clock.step or self.clock.microbatch:
-            return
-        if not self._journal.has_called("zero_grad"):
-            latest.state.take_gradients()
 
     def _end_attempt(self) -> None:
         """Record or investigate the step while its tensors exist: its optimizer has stepped, or was skipped."""
@@ -683,7 +666,7 @@ class Watch(WatchedRun, LoopFollower):
         if self._detector.new:
             self._in_replays(self._investigator.request, self.clock.step)
         if self._taping.backward_begins(backward, loss):
-            self._in_replays(self._keep_gradients_of_start)
+            self._in_replays(self._taping.keep_gradients, were_cleared=self._journal.has_called("zero_grad"))
         is_first = self.clock.microbatch == 0 or self._uncleared.is_due
         if self.is_fully_watched and is_first and backward.accumulates:
             self._in_facts(self._uncleared.backward_begins)
@@ -776,8 +759,8 @@ class Watch(WatchedRun, LoopFollower):
         """Look at the weights after the step."""
         if attempt.is_nested:
             return
-        if self._taping.step_ends():
-            self._in_replays(self._keep_gradients_of_start)  # a second optimizer uses the backward of the step before
+        if self._taping.step_ends():  # a second optimizer uses the backward of the step before
+            self._in_replays(self._taping.keep_gradients, were_cleared=self._journal.has_called("zero_grad"))
         self._stepping = None
         self._in_checks(self._detector.see_update)
         if self.is_fully_watched:

@@ -112,7 +112,7 @@ def samples_agree(reference: Tensor, candidate: Tensor, dtype: torch.dtype) -> b
 
 
 def near(reference: Tensor, candidate: Tensor, dtype: torch.dtype) -> Tensor:
-    """Say for each element whether the difference is within one spacing of `dtype`, also for subnormal numbers."""
+    """Return for each element whether the difference is within one spacing of `dtype`, also for subnormal numbers."""
     info = torch.finfo(dtype if dtype.is_floating_point else torch.float64)
     return torch.isclose(reference, candidate, rtol=info.eps, atol=info.smallest_normal * info.eps, equal_nan=True)
 
