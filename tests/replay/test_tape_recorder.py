@@ -25,7 +25,7 @@ class Taping:
         self.errors: list[Exception] = []
         self.num_forwards = 0
         self.tape = TapeRecorder(is_state=lambda x: x is self.buffer, on_forward=self._forward, max_bytes=2**30)
-        self.tape.failed = self.errors.append  # type: ignore[method-assign]
+        self.tape.failed = self.errors.append
 
     def _forward(self) -> None:
         self.num_forwards += 1
