@@ -319,7 +319,7 @@ def _report(watch: Watch, folder: Path, options: RunOptions) -> Diagnosis | None
 def _diagnose(
     folder: Path, options: RunOptions, *, watch: Watch | None = None, watched: str | None = None
 ) -> Diagnosis | None:
-    """Diagnose a run and print the verdict; None if that failed, which is said in one line.
+    """Diagnose a run and print the verdict; None if that failed, which one line on stderr reports.
 
     The training has ended and must not fail because of what is found, or not found out, about it.
     """

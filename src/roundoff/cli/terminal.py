@@ -38,7 +38,7 @@ def echo(text: object, *, err: bool = False, nl: bool = True) -> None:
 
 
 def warn(text: str) -> None:
-    """Tell the user something on stderr, or where the logger `roundoff` sends it."""
+    """Print a line to stderr, or where the logger `roundoff` sends it."""
     say(escape_controls(text))
 
 

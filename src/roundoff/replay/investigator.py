@@ -193,7 +193,7 @@ class Investigator:
             self.left_out.append(f"step {step} could not be replayed: {open_tape.why_not_replayable}.")
 
     def _path_to(self, step: int, open_tape: StepTape, *, earliest: bool = False) -> ReplayPath | None:
-        """Return what leads to a step; None where the devices have no room for it, which is said once."""
+        """Return what leads to a step; None where the devices have no room for it, which is reported once."""
         path = self._snapshots.path_to(step, among=[open_tape], earliest=earliest)
         why = None if path is None else why_no_room(self._training)
         if why is not None and not self._lacks_room:

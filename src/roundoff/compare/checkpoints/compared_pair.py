@@ -70,7 +70,7 @@ class ValueAgreement(StrEnum):
 def agreement(
     reference: Tensor, candidate: Tensor, *, found: Difference | None = None
 ) -> tuple[ValueAgreement, torch.dtype] | None:
-    """Return whether two tensors are equal, or equal after rounding to a dtype; None if they differ by more.
+    """Return how two tensors agree: equal, or equal after rounding to a dtype; None if they differ by more.
 
     A NaN is equal to itself, and -0 to 0. `found` is their difference, if it was measured before.
     """

@@ -153,7 +153,7 @@ def _facts_to_compare(facts: ParameterFacts) -> dict[str, JsonValue]:
 
 
 def _only_in(noun: str, reference: list[str], candidate: list[str]) -> Iterator[SettingDifference]:
-    """Return which names only one run has."""
+    """Yield the names that only one run has."""
     first = [name for name in reference if name not in set(candidate)]
     second = [name for name in candidate if name not in set(reference)]
     if first or second:
