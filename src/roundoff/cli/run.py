@@ -329,8 +329,8 @@ def _diagnose(
 
     try:
         run = Run.open(folder)
-        with waiting("diagnosing"), nullcontext() if watch is None else watch.diagnosing():
-            diagnosis = diagnose_and_save(run, gaps=() if watch is None else watch.gaps, code_is_at_hand=True)
+        with waiting("diagnosing"):
+            diagnosis = diagnose_and_save(run, code_is_at_hand=True) if watch is None else watch.diagnosis()
         facts: dict[str, JsonValue] = {}
         if watch is not None:
             watched = watch.watched_text(folder)

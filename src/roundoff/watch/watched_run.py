@@ -136,16 +136,10 @@ class WatchedRun:
     def diagnosis(self) -> Diagnosis:
         """Diagnose what was seen, once, when the block has ended; the findings go into findings.json."""
         if self._diagnosis is None or not self.has_ended:
-            with self.diagnosing():
+            with self._counting("diagnosis"), announcing("diagnosing"):
                 self._diagnosis = diagnose_and_save(Run.open(self.folder), gaps=self.gaps, code_is_at_hand=True)
+            self._budget.end()  # with the diagnosis everything has ended
         return self._diagnosis
-
-    @contextlib.contextmanager
-    def diagnosing(self) -> Iterator[None]:
-        """Count the time of the diagnosis as ours; with it everything has ended."""
-        with self._counting("diagnosis"), announcing("diagnosing"):
-            yield
-        self._budget.end()
 
     def watched_text(self, folder: Path | None = None) -> str:
         """Describe how long the training was watched, what that cost and where the run is; call it after the diagnosis.
