@@ -40,7 +40,7 @@ def untested_version() -> str | None:
 
 
 def look_up(name: str) -> Any:
-    """Return what a dotted name stands for, importing the modules on the way."""
+    """Return the object with a dotted name, importing the modules on the way."""
     found: Any = torch
     path = "torch"
     for part in name.split(".")[1:]:
@@ -50,7 +50,7 @@ def look_up(name: str) -> Any:
 
 
 def _find(name: str, fallback: Any) -> Any:
-    """Return what a private name stands for, or what to use on a torch without it."""
+    """Return the object with a private name, or what to use on a torch without it."""
     try:
         return look_up(name)
     except (AttributeError, ImportError):
@@ -135,7 +135,7 @@ class FunctionMode(TorchFunctionMode):
 
 
 def next_sequence_number() -> Callable[[], int]:
-    """Return the function that tells which number the next autograd node of this thread will get."""
+    """Return the function that returns which number the next autograd node of this thread will get."""
     found: Callable[[], int] = _find("torch._C._autograd._get_sequence_nr", _zero)
     return found
 
@@ -145,7 +145,7 @@ sequence_number_of: Callable[[Any], int] = operator.methodcaller("_sequence_nr")
 
 
 def autograd_node() -> Callable[[], Any]:
-    """Return the function that tells which autograd node is running backward now, or None."""
+    """Return the function that returns which autograd node is running backward now, or None."""
     found: Callable[[], Any] = _find("torch._C._current_autograd_node", _nothing)
     return found
 
@@ -246,7 +246,7 @@ def _others_on_stack() -> list[TorchDispatchMode]:
 
 
 def _is_infra(mode: Any) -> bool:
-    """Say whether torch itself works with a mode, in order to trace or compile."""
+    """Return whether torch itself works with a mode, in order to trace or compile."""
     return bool(getattr(mode, "is_infra_mode", _no)())
 
 
@@ -291,7 +291,7 @@ def correct_mode_keys() -> None:
 
 
 def has_dispatch_modes() -> bool:
-    """Say whether a mode is on in this thread that sees every op."""
+    """Return whether a mode is on in this thread that sees every op."""
     return bool(_num_dispatch_modes())
 
 
@@ -303,12 +303,12 @@ def hidden_from_modes() -> contextlib.AbstractContextManager[None]:
 
 
 def is_hidden_from_modes() -> bool:
-    """Say whether no mode and no transform sees what runs now, as inside `hidden_from_modes`."""
+    """Return whether no mode and no transform sees what runs now, as inside `hidden_from_modes`."""
     return _functions_are_hidden() and is_hidden_from_dispatch()
 
 
 def is_hidden_from_dispatch() -> bool:
-    """Say whether no mode that sees ops and no transform is on; functions may be seen."""
+    """Return whether no mode that sees ops and no transform is on; functions may be seen."""
     return not _num_dispatch_modes() and _transform_level() is None
 
 
@@ -339,12 +339,12 @@ def seen_as_in_training() -> Iterator[None]:
 
 
 def has_function_modes() -> bool:
-    """Say whether a mode is on that sees every call of a torch function, such as `with torch.device(...)`."""
+    """Return whether a mode is on that sees every call of a torch function, such as `with torch.device(...)`."""
     return bool(_num_function_modes())
 
 
 def is_composite(func: Any) -> bool:
-    """Say whether an operator is only a name for a few others, with no kernel of its own, which rounds its own way."""
+    """Return whether an operator only calls a few others; a kernel of its own would round in its own way."""
     try:
         return _has_kernel(func.name(), "CompositeImplicitAutograd") and not _has_kernel(func.name(), "CPU")
     except RuntimeError:  # an overload that only the schema parser knows
@@ -369,12 +369,12 @@ def aten_op(name: str) -> Any:
 
 
 def is_only_mode() -> bool:
-    """Say whether no other dispatch mode waits for the op that is passing through ours."""
+    """Return whether no other dispatch mode waits for the op that is passing through ours."""
     return all(isinstance(mode, DispatchMode) for mode in _current_stack())
 
 
 def is_innermost(mode: DispatchMode) -> bool:
-    """Say whether no other mode sees ops after this one; where all are hidden, none does."""
+    """Return whether no other mode sees ops after this one; where all are hidden, none does."""
     return _others_on_stack()[:1] in ([], [mode])
 
 
@@ -407,18 +407,18 @@ def load_compiler() -> None:
 
 
 def compiler_is_loaded() -> bool:
-    """Say whether anything can be compiled; the compiler is not loaded before it is needed."""
+    """Return whether anything can be compiled; the compiler is not loaded before it is needed."""
     return "torch._dynamo" in sys.modules
 
 
 def has_compiled() -> bool:
-    """Say whether anything was compiled so far in this process; if that is unknown, that it was."""
+    """Return whether anything was compiled so far in this process; if that is unknown, that it was."""
     frames = sys.modules.get("torch._dynamo.convert_frame")
     return frames is not None and bool(getattr(frames, "FRAME_COUNTER", 1))
 
 
 def in_compiled_code() -> bool:
-    """Say whether a compiled function, or one that was to be compiled, is on this thread's stack."""
+    """Return whether a compiled function, or one that was to be compiled, is on this thread's stack."""
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     if dynamo is None:
         return False
@@ -430,14 +430,14 @@ def in_compiled_code() -> bool:
 
 
 def is_tracing() -> bool:
-    """Say whether code runs only so that torch learns what it does: for `jit.trace`, `export` or a compiler."""
+    """Return whether code runs only so that torch learns what it does: for `jit.trace`, `export` or a compiler."""
     if is_jit_tracing():
         return True
     return bool(_num_dispatch_modes()) and any(_is_infra(mode) for mode in _current_stack())
 
 
 def is_eager() -> bool:
-    """Say whether ops compute what they say: nothing traces or compiles them, and no transform of torch.func runs."""
+    """Return whether ops compute what they say: nothing traces or compiles them, and no torch.func transform runs."""
     return (
         _transform_level() is None
         and not is_jit_tracing()
@@ -447,18 +447,18 @@ def is_eager() -> bool:
 
 
 def in_function_transform() -> bool:
-    """Say whether a transform of torch.func (grad, vmap, ...) is running."""
+    """Return whether a transform of torch.func (grad, vmap, ...) is running."""
     return _transform_level() is not None
 
 
 def has_no_memory(x: torch.Tensor) -> bool:
-    """Say whether a tensor of the plain class is one without memory of its own that could be read as it is."""
+    """Return whether a tensor of the plain class is one without memory of its own that could be read as it is."""
     is_strided = x.layout is torch.strided
     return not is_strided or x.is_nested or x.is_quantized or is_transformed(x) or x.data_ptr() == 0
 
 
 def is_transformed(x: torch.Tensor) -> bool:
-    """Say whether a tensor stands for others inside a transform of torch.func; its ops show the real ones."""
+    """Return whether a tensor stands for others inside a transform of torch.func; its ops show the real ones."""
     return bool(_is_wrapped_by_transform(x))
 
 
@@ -681,7 +681,7 @@ def sparse_values(x: torch.Tensor) -> torch.Tensor:
 
 
 def is_zero_tensor(x: torch.Tensor) -> bool:
-    """Say whether a tensor is one without memory, which stands for zeros in forward-mode differentiation."""
+    """Return whether a tensor is one without memory, which stands for zeros in forward-mode differentiation."""
     return bool(getattr(x, "_is_zerotensor", _no)())
 
 
@@ -691,7 +691,7 @@ def version_of(x: torch.Tensor) -> int:
 
 
 def storage_of(x: torch.Tensor) -> int:
-    """Return a number that tells the memory of a tensor from that of others, for as long as both live."""
+    """Return a number that identifies the memory of a tensor, for as long as it lives."""
     storage = x.untyped_storage()
     return int(storage._cdata if hasattr(storage, "_cdata") else storage.data_ptr())
 
@@ -702,7 +702,7 @@ def mark_as_stepped(optimizer: torch.optim.Optimizer) -> None:
 
 
 def is_initial_step(scheduler: Any) -> bool:
-    """Say whether a scheduler is making the first step, with which it is constructed."""
+    """Return whether a scheduler is making the first step, with which it is constructed."""
     return bool(getattr(scheduler, "_is_initial", False))
 
 
@@ -712,7 +712,7 @@ def forward_class(node: Any) -> Any:
 
 
 def is_synchronized_by_ddp(model: nn.Module) -> bool:
-    """Say whether DistributedDataParallel is running this model as its own, with all ranks taking part."""
+    """Return whether DistributedDataParallel is running this model as its own, with all ranks taking part."""
     ddp = getattr(torch.nn.parallel.DistributedDataParallel, "_active_ddp_module", None)
     joining = getattr(ddp, "_join_config", None)
     return ddp is not None and ddp.module is model and not (joining is not None and joining.enable)

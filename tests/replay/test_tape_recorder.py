@@ -24,9 +24,8 @@ class Taping:
         self.buffer = torch.zeros(2)
         self.errors: list[Exception] = []
         self.num_forwards = 0
-        self.tape = TapeRecorder(
-            is_state=lambda x: x is self.buffer, on_forward=self._forward, on_error=self.errors.append
-        )
+        self.tape = TapeRecorder(is_state=lambda x: x is self.buffer, on_forward=self._forward, max_bytes=2**30)
+        self.tape.failed = self.errors.append
 
     def _forward(self) -> None:
         self.num_forwards += 1

@@ -203,7 +203,7 @@ def version_of(distribution: str) -> str | None:
 
 
 def how_to_get_kernels() -> str:
-    """Say what to do so that the compiled kernels are built and used."""
+    """Return what to do so that the compiled kernels are built and used."""
     if os.environ.get("ROUNDOFF_KERNELS") == "torch":
         return "unset ROUNDOFF_KERNELS"
     install = f"pip install --force-reinstall --no-deps {_installed_from()}"

@@ -67,7 +67,7 @@ class _Found:
 def invariant_command(options: InvariantOptions) -> None:
     """Run SCRIPT up to a step, and play its forward with the same sample in other batches.
 
-    The sample is played alone, in half of the batch, at another place, beside other samples and with more padding, in
+    The sample is played alone, in half of the batch, at another place, next to other samples and with more padding, in
     eval mode. Each op's result for the sample is compared bit for bit with that in the batch as it was, and then
     replaced by it, so that every op is listed that introduces a difference, and none that inherits one.
 

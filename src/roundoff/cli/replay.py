@@ -168,7 +168,7 @@ def saved_text(saved: SavedStep, *, run: Path) -> str:
 
 
 def rerun_text(again: Rerun, *, run: Path, builder: str) -> str:
-    """Say whether the bad value appeared again, where, and how much of the step is as it was."""
+    """Describe whether the bad value appeared again, where, and how much of the step is as it was."""
     from roundoff.diagnose.wording import format_whole
 
     how = f" with recipe {again.recipe}" if again.recipe is not None else ""

@@ -319,7 +319,7 @@ def _report(watch: Watch, folder: Path, options: RunOptions) -> Diagnosis | None
 def _diagnose(
     folder: Path, options: RunOptions, *, watch: Watch | None = None, watched: str | None = None
 ) -> Diagnosis | None:
-    """Diagnose a run and print the verdict; None if that failed, which is said in one line.
+    """Diagnose a run and print the verdict; None if that failed, which one line on stderr reports.
 
     The training has ended and must not fail because of what is found, or not found out, about it.
     """
@@ -329,8 +329,8 @@ def _diagnose(
 
     try:
         run = Run.open(folder)
-        with waiting("diagnosing"), nullcontext() if watch is None else watch.diagnosing():
-            diagnosis = diagnose_and_save(run, gaps=() if watch is None else watch.gaps, code_is_at_hand=True)
+        with waiting("diagnosing"):
+            diagnosis = diagnose_and_save(run, code_is_at_hand=True) if watch is None else watch.diagnosis()
         facts: dict[str, JsonValue] = {}
         if watch is not None:
             watched = watch.watched_text(folder)

@@ -38,7 +38,7 @@ def echo(text: object, *, err: bool = False, nl: bool = True) -> None:
 
 
 def warn(text: str) -> None:
-    """Tell the user something on stderr, or where the logger `roundoff` sends it."""
+    """Print a line to stderr, or where the logger `roundoff` sends it."""
     say(escape_controls(text))
 
 
@@ -148,7 +148,7 @@ class ScriptEnding:
         atexit.register(self._die)
 
     def note(self, error: BaseException) -> None:
-        """Take note of an exception that the script did not catch."""
+        """Note an exception that the script did not catch."""
         self._is_interrupted = isinstance(error, KeyboardInterrupt)
 
     def _die(self) -> None:

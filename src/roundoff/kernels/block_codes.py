@@ -1,7 +1,7 @@
 """Packs blocks of values into codes of 4 or 8 bits and one fp32 scale per block, and unpacks them.
 
-A code stands for a number of a `CodeMap`, times the scale of its block. Every value becomes the nearest such number. On
-the CPU compiled loops do it in one pass; elsewhere torch operations give the same bits.
+A code is the index of a number of a `CodeMap`, which is multiplied by the scale of its block. Every value becomes the
+nearest such number. On the CPU compiled loops do it in one pass; elsewhere torch operations give the same bits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FIRST_CELL, _LAST_CELL = (127 - 30) << 7, (127 + 10) << 7
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class CodeMap:
-    """The numbers that codes stand for, and how a number finds its code. Tensors are on the CPU.
+    """The number of each code, and how a number finds its code. Tensors are on the CPU.
 
     The largest magnitude of a block is mapped to `largest`. `cells` says what csrc/block_codes.h describes.
     """

@@ -35,7 +35,7 @@ class GroupCodes:
     and the other codes mean lowest, lowest + step, ...; otherwise code 0 means the lowest value. Groups without a step,
     because a value is NaN or infinite or the range is too large, are stored uncompressed in `plain_values`.
 
-    On an accelerator nobody knows how many such groups there are without waiting for it. There values beyond 2^124 are
+    On an accelerator the number of such groups is not known without waiting for it. There values beyond 2^124 are
     limited to that, and in a group with values that are not finite the highest code is theirs: they come back as the
     same infinity, or as NaN if a group has several kinds of them.
     """

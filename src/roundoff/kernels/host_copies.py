@@ -28,7 +28,7 @@ class HostCopies:
 
     Args:
         max_bytes: how much may be under way.
-        kept_bytes: so much memory is kept for the next copies.
+        kept_bytes: how much memory is kept for the next copies.
     """
 
     def __init__(self, max_bytes: int = _MAX_BYTES, *, kept_bytes: int = _MAX_BYTES) -> None:
@@ -176,7 +176,7 @@ class LateNumber:
 
 
 def is_there(number: Any) -> bool:
-    """Say whether a number can be read without waiting for a device."""
+    """Return whether a number can be read without waiting for a device."""
     return not isinstance(number, LateNumber) or number.is_there
 
 
@@ -191,7 +191,7 @@ class HostCopy:
         self.host.copy_(x, non_blocking=True)
 
     def fits(self, x: Tensor) -> bool:
-        """Say whether another tensor can be copied into the same memory."""
+        """Return whether another tensor can be copied into the same memory."""
         return x.device == self.device and x.dtype == self.host.dtype and x.shape == self.host.shape
 
     def on_device(self) -> Tensor:
@@ -205,7 +205,7 @@ def stage(x: Tensor) -> Tensor:
 
 
 def can_be_copied(x: Tensor) -> bool:
-    """Say whether a tensor is on an accelerator and has plain memory, so that it can be copied without waiting."""
+    """Return whether a tensor is on an accelerator and has plain memory, so that it can be copied without waiting."""
     is_plain = type(x) in (Tensor, torch.nn.Parameter) and x.layout is torch.strided
     return is_plain and not (x.is_cpu or x.is_meta or x.is_nested or x.is_quantized)
 

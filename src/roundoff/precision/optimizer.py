@@ -154,7 +154,7 @@ class RecipeOptimizer(Optimizer):
     def backward(self, loss: Tensor, *, loss_id: int = 0, **kwargs: Any) -> None:
         """Scale the loss and run its backward; the other arguments are those of `Tensor.backward`.
 
-        `loss_id` says which of several losses it is, if `apply_recipe` was told their number.
+        `loss_id` says which of several losses it is, if `apply_recipe` was given their number.
         """
         if not 0 <= loss_id < len(self._shared.scalers):
             raise RecipeError.explain(

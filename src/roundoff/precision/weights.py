@@ -377,7 +377,7 @@ def _dense_grad(weight: Weight) -> Tensor:
 
 
 def _sums_are_finite(tensors: Sequence[Tensor]) -> bool:
-    """Say whether all sums are finite; this waits once for each device."""
+    """Return whether all sums are finite; this waits once for each device."""
     sums: defaultdict[torch.device, list[Tensor]] = defaultdict(list)
     for tensor in tensors:
         if tensor.numel():  # a rank's part of sharded weights can be empty

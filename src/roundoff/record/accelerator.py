@@ -24,7 +24,7 @@ def accelerator_type() -> str | None:
 
 
 def is_autocast_on() -> bool:
-    """Say whether a block of `torch.autocast` is running, for the CPU or the accelerator."""
+    """Return whether a block of `torch.autocast` is running, for the CPU or the accelerator."""
     if torch.is_autocast_enabled("cpu"):
         return True
     kind = accelerator_type()

@@ -66,7 +66,7 @@ class CheckedOp:
 
     @property
     def is_reported(self) -> bool:
-        """Whether the makers of the device should hear of it."""
+        """Whether it should be reported to the makers of the device."""
         return self.is_wrong or not self.is_repeatable
 
     def exact(self) -> list[tuple[Tensor, Tensor]]:
@@ -137,12 +137,12 @@ class DeviceChecker:
                     self._check(place, saved, func, args, kwargs, outputs)
             except (
                 Exception
-            ) as error:  # no memory for the copies, say: the script goes on, and the other ops are checked
+            ) as error:  # for example, no memory for the copies: the script goes on, and the other ops are checked
                 self.not_judged[place.op] = first_line(error)
         return result
 
     def step_ended(self, step: int) -> None:
-        """Take note of the end of a step; the last of the chosen ones ends the script."""
+        """Note the end of a step; the last of the chosen ones ends the script."""
         if self._selection.wants_step(step) and step not in self.steps:  # the end of the script closes it once more
             self.steps.append(step)
         self._step = step + 1
@@ -218,7 +218,7 @@ class _HostJudge(Reference):
         return super().after(saved, func, args, kwargs, [x.cpu() for x in outputs])
 
     def repeats(self, func: Any, outputs: Sequence[Tensor]) -> bool:
-        """Say whether the device computes the same bits once more."""
+        """Return whether the device computes the same bits once more."""
         if func.namespace != "aten" or self._on_device is None:
             return True
         try:

@@ -60,11 +60,11 @@ class EventSelection:
         return self.sites is None and self.ops is None and self.phases is None
 
     def wants_step(self, step: int) -> bool:
-        """Say whether a step is to be recorded."""
+        """Return whether a step is to be recorded."""
         return self.steps is None or step in self.steps
 
     def has_steps_after(self, step: int) -> bool:
-        """Say whether a later step is to be recorded."""
+        """Return whether a later step is to be recorded."""
         return self.steps is None or _largest(self.steps) > step
 
     def first_missing(self, recorded: Collection[int], count: int) -> list[int]:
@@ -118,7 +118,7 @@ class EventFilter:
         self._seen_ops: set[str] = set()
 
     def wants(self, phase: str, site: str, op: str) -> bool:
-        """Say whether an event is wanted."""
+        """Return whether an event is wanted."""
         key = (phase, site, op)
         known = self._decided.get(key)
         if known is None:

@@ -119,8 +119,24 @@ def describe_process(*, seed: int | None, settings: dict[str, JsonValue], comman
     )
 
 
-def say_if_untested(writer: RunWriter) -> None:
-    """Tell the user, once per process and on one rank, that roundoff is not tested with this torch."""
+def create_run(
+    to: str | Path | Callable[[], Path],
+    *,
+    seed: int | None,
+    settings: dict[str, JsonValue],
+    command: tuple[str, ...] | None,
+    stores_data: bool,
+    strict: bool = False,
+) -> RunWriter:
+    """Create the run folder of a training in this process, with its run.json; `to` may be a function that names it."""
+    info = replace(describe_process(seed=seed, settings=settings, command=command), stores_data=stores_data)
+    writer = RunWriter.create(to() if callable(to) else to, info, rank=rank(), strict=strict)
+    _say_if_untested(writer)
+    return writer
+
+
+def _say_if_untested(writer: RunWriter) -> None:
+    """Report, once per process and on one rank, that roundoff is not tested with this torch."""
     version = untested_version()
     if version is None or rank() != 0 or version in _reported_versions():
         return
@@ -161,7 +177,7 @@ def _from_launcher(name: str, otherwise: int) -> int:
 
 
 _LAUNCHER = "ROUNDOFF_LAUNCHER"
-"""Set by a process that forks one and watches over it: its own pid and that of its parent."""
+"""Set by a process that forks another and supervises it: its own pid and that of its parent."""
 
 
 def launch_name() -> str | None:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from torch import nn
 
 from roundoff.record.event_selection import EventSelection, Level, RecordingSettings, check_sites
 from roundoff.record.loop.sites import Sites
-from roundoff.record.process_info import describe_process, rank, say_if_untested
+from roundoff.record.process_info import create_run
 from roundoff.record.reference import ReferenceKind
 from roundoff.record.script import unless_taken
 from roundoff.record.session import Recording
 from roundoff.record.structure import StructureWriter
-from roundoff.runs import JsonValue, RunWriter
+from roundoff.runs import JsonValue
 from roundoff.words import plural
 
 
@@ -100,8 +99,12 @@ def start_recording(
         sites.add_model(given)
     if sites.models and settings.selection.sites:
         check_sites(settings.selection.sites, sites.names)
-    info = describe_process(seed=seed, settings={**settings.to_json(), **(facts or {})}, command=command)
-    info = replace(info, stores_data=settings.stores_data)
-    writer = RunWriter.create(to() if callable(to) else to, info, rank=rank(), strict=settings.strict)
-    say_if_untested(writer)
+    writer = create_run(
+        to,
+        seed=seed,
+        settings={**settings.to_json(), **(facts or {})},
+        command=command,
+        stores_data=settings.stores_data,
+        strict=settings.strict,
+    )
     return Recording(writer, settings, sites=sites, structure=StructureWriter(writer, sites))

@@ -233,7 +233,7 @@ class Recording(LoopFollower):
         return self._steps.num_events
 
     def say(self, text: str) -> None:
-        """Tell the user something in one line on stderr."""
+        """Print one line to stderr."""
         self._writer.say(text)
 
     @contextlib.contextmanager
@@ -267,7 +267,7 @@ class Recording(LoopFollower):
     # -- hooks of LoopFollower -----------------------------------------------------------------------------------------
 
     def module_called(self, call: ModuleCall, args: tuple[Any, ...]) -> None:
-        """Take what the loop calls a model with."""
+        """Record the inputs with which the loop calls a model."""
         if not call.is_by_loop:
             return
         if self.clock.hears_functions:  # this is not a loop of plain functions, so they need not be watched
@@ -298,7 +298,7 @@ class Recording(LoopFollower):
         self._await_forward()
 
     def optimizer_began(self, attempt: StepAttempt) -> None:
-        """Take the gradients as the optimizer sees them."""
+        """Record the gradients as the optimizer sees them."""
         self._mode.place()
         optimizer = attempt.optimizer
         self._describe(lambda structure: structure.stepping(optimizer))
@@ -315,7 +315,7 @@ class Recording(LoopFollower):
         self._await_forward()
 
     def optimizer_skipped(self, optimizer: Optimizer) -> None:
-        """Take the gradients because of which a scaler did not let the optimizer step."""
+        """Record the gradients because of which a scaler skipped the optimizer's step."""
         if self._mode.is_on:
             self._named.take_gradients(optimizer)
         self._await_forward()
@@ -332,7 +332,7 @@ class Recording(LoopFollower):
                 self._write_call(kind, read_detail(kind, cast(CallDetail, call.detail)))
 
     def step_opened(self, module: object) -> None:
-        """Take the values that the step starts from."""
+        """Record the values that the step starts from."""
         self._move_to_own_folder()
         if not self._mode.is_on:
             return
@@ -343,7 +343,7 @@ class Recording(LoopFollower):
         self._write_placements("parameter")
 
     def _describe(self, look: Callable[[StructureWriter], None]) -> None:
-        """Describe the training; where that fails because of us, the recording goes on without."""
+        """Describe the training; if that fails because of us, the recording goes on without a description."""
         if self._structure is None:
             return
         try:
@@ -467,7 +467,7 @@ class Recording(LoopFollower):
         self._mode.turn(on=on, listening=clock.hears_functions)
 
     def _can_record(self, step: int) -> bool:
-        """Say whether a step is wanted; a step that has begun in compiled code cannot be recorded."""
+        """Return whether a step is wanted; a step that has begun in compiled code cannot be recorded."""
         if not self._selection.wants_step(step):
             return False
         if self._mode.can_record:

@@ -268,7 +268,7 @@ def _num_distinct_rows(x: Tensor) -> int:
 
 
 def _is_plain(x: Tensor) -> bool:
-    """Say whether a tensor has memory that can be read as it is."""
+    """Return whether a tensor has memory that can be read as it is."""
     return type(x.data) in (Tensor, nn.Parameter) and not x.is_meta and not has_no_memory(x)
 
 

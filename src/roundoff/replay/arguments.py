@@ -18,7 +18,7 @@ _ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.
 
 
 class Result:
-    """Stands for a tensor that an earlier call of the same step returned."""
+    """A placeholder for a tensor that an earlier call of the same step returned."""
 
     __slots__ = ("number",)
 
@@ -83,7 +83,7 @@ class DroppedByScript(NotReplayable):
 
 
 class Live:
-    """Stands for something of the script's own, such as a model or a weight, without keeping it alive.
+    """A placeholder for an object of the script, such as a model or a weight, that does not keep it alive.
 
     Small modules of torch's own that hold no tensors, such as a loss that is made in every step, are kept.
     """
@@ -109,7 +109,7 @@ class Live:
 
 
 def resolve(value: Any) -> Any:
-    """Return what a `Live` stands for, and anything else as it is."""
+    """Return the object of a `Live`, and anything else as it is."""
     return value.get() if type(value) is Live else value
 
 
@@ -121,7 +121,7 @@ def _is_stateless(value: Any) -> bool:
 
 
 class Container:
-    """Stands for a container that is not a plain list, tuple or dict: a named tuple, a dataclass, a mapping."""
+    """A placeholder for a container that is not a plain list, tuple or dict: a named tuple, a dataclass, a mapping."""
 
     __slots__ = ("make", "parts")
 

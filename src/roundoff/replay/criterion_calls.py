@@ -215,12 +215,12 @@ def _values_of_ctc(scores: Tensor, target: Tensor, given: dict[str, Any]) -> dic
 
 
 def _is_whole(x: Any) -> bool:
-    """Say whether this is a tensor whose numbers are all here: looking at a sharded one would take a collective."""
+    """Return whether this is a tensor whose numbers are all here: looking at a sharded one would take a collective."""
     return type(x) in (Tensor, torch.nn.Parameter) and x.layout is torch.strided and not x.is_complex()
 
 
 def _is_stretched(one: Tensor, other: Tensor) -> bool:
-    """Say whether one number a sample meets the numbers of all samples, because one side has a dimension more."""
+    """Return whether one number a sample meets the numbers of all samples, because one side has a dimension more."""
     short, long = sorted((one, other), key=lambda x: x.dim())
     return short.dim() == 1 and len(short) > 1 and tuple(long.shape) == (len(short), 1)
 

@@ -30,7 +30,7 @@ from roundoff.runs import JsonValue
 from roundoff.torch_private import DispatchMode, calls_of_modules, hidden_from_modes, push_mode, remove_mode
 
 NUM_PADDED = 8
-"""So many columns of padding are added."""
+"""How many columns of padding are added."""
 _IGNORED_TARGET = -100
 _COPIES = frozenset({"aten.clone", "aten.copy_", "aten._to_copy", "aten.contiguous"})
 """They compute nothing, and whether a copy is made may depend on the batch."""
@@ -61,7 +61,7 @@ class VaryingOp:
 
 @dataclass(slots=True, kw_only=True)
 class PlayedBatch:
-    """What became of the sample in one changed batch."""
+    """How the results of the sample differ in one changed batch."""
 
     name: str
     """`alone`, `in half of the batch`, ..."""
@@ -225,7 +225,7 @@ def _layout_of(a: Tensor, b: Tensor, size: int, num: int) -> _Layout | None:
 
 
 def _with_padding(step: ReplayedStep, plain: _Keeper, batch: _Batch) -> PlayedBatch:
-    """Play the batch with more padding behind each sample, if the model knows padding."""
+    """Play the batch with more padding after each sample, if the model knows padding."""
     name = f"with {NUM_PADDED} more columns of padding"
     calls = [entry for entry in flatten_entries(step.tape.entries) if isinstance(entry, ModelEntry)]
     given = [x for call in calls for x in _external(call)]

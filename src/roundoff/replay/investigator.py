@@ -95,7 +95,7 @@ class Investigator:
         self.left_out: list[str] = []
         """What was not recorded or replayed because it would have taken too long."""
         self.gap: Gap | None = None
-        """That the ranks do not replay together any more, once they do not."""
+        """What to report once the ranks no longer replay together."""
         self._writer = writer
         self._training = training
         self._sites = sites
@@ -114,7 +114,7 @@ class Investigator:
         self._generators: Generators | None = None
 
     def begin(self) -> None:
-        """Take note that the first step begins."""
+        """Note that the first step begins."""
         if self._on_anomaly == "skip":
             self._generators = Generators.now()
 
@@ -193,7 +193,7 @@ class Investigator:
             self.left_out.append(f"step {step} could not be replayed: {open_tape.why_not_replayable}.")
 
     def _path_to(self, step: int, open_tape: StepTape, *, earliest: bool = False) -> ReplayPath | None:
-        """Return what leads to a step; None where the devices have no room for it, which is said once."""
+        """Return what leads to a step; None where the devices have no room for it, which is reported once."""
         path = self._snapshots.path_to(step, among=[open_tape], earliest=earliest)
         why = None if path is None else why_no_room(self._training)
         if why is not None and not self._lacks_room:
@@ -257,13 +257,13 @@ class Investigator:
             self._writer.write(self.gap)
 
     def _all_agree(self, what: str, value: str) -> bool:
-        """Say whether all ranks can do the same thing now; a rank that cannot write the run any more cannot."""
+        """Return whether all ranks can do the same thing now; a rank that cannot write the run any more cannot."""
         if self.ranks.several and self._writer.stopped is not None:
             self.leave(f"stopped recording: {self._writer.stopped}")
         return self.ranks.all_agree(what, value)
 
     def _has_raised_alone(self, anomalies: Sequence[Anomaly]) -> bool:
-        """Say whether the step raised something a replay can show: it must not run out of memory a second time.
+        """Return whether the step raised something a replay can show: it must not run out of memory a second time.
 
         Where one of several ranks raises, the others may be anywhere: they cannot replay together.
         """
@@ -271,7 +271,7 @@ class Investigator:
         return bool(raised) and not self.ranks.several and not {"OutOfMemoryError", "MemoryError"} & set(raised)
 
     def _must_undo(self, anomalies: Sequence[Anomaly]) -> bool:
-        """Say whether a step is to be undone; among several ranks only for what all of them see alike."""
+        """Return whether a step is to be undone; among several ranks only for what all of them see alike."""
         return any(not self.ranks.several or anomaly.kind in ("gradient", "weight") for anomaly in anomalies)
 
     # -- recording -----------------------------------------------------------------------------------------------------
@@ -487,7 +487,7 @@ class Investigator:
     def undo(self, path: ReplayPath) -> bool:
         """Put the training back to where it was before the last step of the path, generators included.
 
-        Several ranks do so only when all of them have rebuilt that state; say whether it was done.
+        Several ranks do so only when all of them have rebuilt that state; return whether it was done.
         """
         step, state = path[1][-1].step, None
         with contextlib.suppress(RanksApart):
@@ -530,7 +530,7 @@ class _Nothing(_EventsOnly):
 
 
 def _describe_path(path: ReplayPath | None) -> str:
-    """Say from where to where a replay leads: ranks replay together only if that is the same on all."""
+    """Return where a replay starts and ends: ranks replay together only if that is the same on all."""
     return "nowhere" if path is None else f"{path[0].step} to {path[1][-1].step}"
 
 

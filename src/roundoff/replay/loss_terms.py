@@ -120,7 +120,7 @@ class LossTermWatcher(FunctionMode):
 
 
 def _cancel(a: Any, b: Any = 0) -> bool:
-    """Say whether a term meets its own value, as in `surrogate - surrogate.item()`: only its gradient is wanted."""
+    """Return whether a term meets its own value, as in `surrogate - surrogate.item()`: only its gradient is wanted."""
     with_graph = [x for x in (a, b) if type(x) is Tensor and x.requires_grad and x.numel() == 1]
     others = [x for x in (a, b) if not (isinstance(x, Tensor) and (x.requires_grad or x.numel() != 1))]
     if len(with_graph) != 1 or len(others) != 1:
@@ -154,9 +154,9 @@ def name_of_node(node: Any) -> str:
 
 
 def _reaches(node: Any, *, held: Container[int], others: Container[int]) -> bool | None:
-    """Say whether a term reaches a parameter of an optimizer, and if not, whether all it reaches is another model's.
+    """Return whether a term reaches a parameter of an optimizer, and if not, whether all it reaches is another model's.
 
-    None if that is unknown: a leaf may be a part of a parameter, or stand for one, as in sharded and scripted models.
+    None if that is unknown: a leaf may be a part of a parameter, or a copy of one, as in sharded and scripted models.
     """
     reached = False
     for num, leaf in enumerate(_leaves(node)):

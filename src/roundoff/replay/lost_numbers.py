@@ -76,7 +76,7 @@ class LostNumbersFinder:
         self._followed: dict[int, _Followed] = {}
 
     def wants(self, name: str) -> bool:
-        """Say whether a call of a function is worth looking at."""
+        """Return whether a call of a function is worth looking at."""
         return name in _NAMES or bool(self._followed)
 
     def before(self, name: str, args: tuple[Any, ...]) -> Any:
@@ -100,7 +100,7 @@ class LostNumbersFinder:
             kwargs: those given by name.
             result: what it returned.
             wide: the answer of `before`.
-            place: returns site and source line of the call; asked only if it loses something.
+            place: returns the site and source line of the call; called only if numbers are lost.
         """
         if self.failure is None:
             name = getattr(function, "__name__", "")
@@ -186,7 +186,7 @@ class LostNumbersFinder:
 
 
 def _is_plain(x: Any) -> bool:
-    """Say whether this is a tensor whose numbers are all here, in a dtype with which everything can be computed."""
+    """Return whether this is a tensor whose numbers are all here, in a dtype with which everything can be computed."""
     return type(x) in (Tensor, torch.nn.Parameter) and x.layout is torch.strided and x.dtype in _READABLE
 
 

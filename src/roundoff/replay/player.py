@@ -112,7 +112,7 @@ def replay_sources() -> Sources:
 
 
 def is_reproducible(training: Training, snapshot: Snapshot, tapes: Sequence[StepTape]) -> bool:
-    """Say whether two replays of the same steps agree with each other, whatever the training itself computed."""
+    """Return whether two replays of the same steps agree with each other, whatever the training itself computed."""
     ends: list[list[Tensor]] = []
     for _ in range(2):
         with snapshot.state.swapped_in(training), discarding_output():
@@ -147,7 +147,7 @@ def state_before(
 
 
 def all_finite(tensors: Sequence[Tensor]) -> bool:
-    """Say whether every number in the floating-point tensors is finite; one transfer from their device."""
+    """Return whether every number in the floating-point tensors is finite; one transfer from their device."""
     return not read_now(nonfinite_tensors(tensors))
 
 

@@ -110,7 +110,7 @@ def _variables_of_own_files(modules: Iterable[nn.Module]) -> Iterator[dict[str, 
 
 
 def other_threads_run_users_code() -> bool:
-    """Say whether another thread runs the user's code or may begin to; threads of libraries do not count."""
+    """Return whether another thread runs the user's code or may begin to; threads of libraries do not count."""
     if threading.active_count() == 1:
         return False
     if any(isinstance(thread, threading.Timer) for thread in threading.enumerate()):
@@ -215,7 +215,7 @@ def _undo_of_items(found: Any) -> Undo:
 
 
 def _is_small(found: Tensor) -> bool:
-    """Say whether a tensor is a plain one, and too small to be data."""
+    """Return whether a tensor is a plain one, and too small to be data."""
     if type(found) is not Tensor or found.layout is not torch.strided or found.is_inference() or found.is_meta:
         return False
     num_bytes = found.numel() * found.element_size()
@@ -280,7 +280,7 @@ def _plain_attributes(module: nn.Module, is_state: Callable[[Tensor], bool]) -> 
 
 
 def _is_kept(value: Any, is_state: Callable[[Tensor], bool]) -> bool:
-    """Say whether an attribute is data of its own: not machinery, and not another name of a weight."""
+    """Return whether an attribute is data of its own: not machinery, and not another name of a weight."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return True
     if isinstance(value, Tensor):

@@ -68,12 +68,12 @@ class RankConsensus:
         return [store.get(f"{key}/{rank}").decode() for rank in ranks]
 
     def all_agree(self, what: str, value: str) -> bool:
-        """Say whether every rank arrived with the same value."""
+        """Return whether every rank arrived with the same value."""
         values = self.exchange(what, value)
         return values is not None and set(values) == {value}
 
     def lose(self, why: str) -> None:
-        """Tell the other ranks that this one will not replay any more; this neither waits nor raises."""
+        """Inform the other ranks that this one will not replay any more; this neither waits nor raises."""
         if self.lost is None:
             self.lost = why
             with contextlib.suppress(Exception):  # the rank that holds the store may have died
@@ -83,7 +83,7 @@ class RankConsensus:
                     store.add(f"{self._prefix}/lost", 1)
 
     def meet(self, what: str, *, num: int) -> bool:
-        """Wait until `num` ranks have come to the same place, and say whether all did; the same answer on each."""
+        """Wait until `num` ranks have come to the same place, and return whether all did; the same answer on each."""
         store = self._store()
         if store is None or self.lost is not None:
             return False

@@ -114,7 +114,7 @@ def _rounds(optimizer: RecipeOptimizer) -> bool:
 
 
 def updates(optimizer: RecipeOptimizer, parameters: set[int]) -> bool:
-    """Say whether an optimizer, which may be left over from an earlier training, updates any of the parameters."""
+    """Return whether an optimizer, which may be left over from an earlier training, updates any of the parameters."""
     return any(
         id(x) in parameters for x in (*parameters_of(optimizer), *(parameter for parameter, _ in optimizer.stand_ins))
     )
@@ -158,7 +158,7 @@ def spike_probe(training: Training, snapshot: Snapshot, tapes: Sequence[StepTape
 
 
 def _changed_shapes(tapes: Sequence[StepTape]) -> tuple[str, ...]:
-    """Say which inputs have other shapes than in the steps before, if those had all the same; the batch size aside."""
+    """Return which inputs changed their shape, other than the batch size, if all steps before had the same shapes."""
     shapes = [_sample_shapes(tape) for tape in tapes]
     before, here = shapes[-2], shapes[-1]
     if len(before) != len(here) or any(each != before for each in shapes[:-1]):

@@ -99,7 +99,7 @@ class Snapshots:
         return self._num_state_bytes + self._num_tape_bytes
 
     def is_due(self, step: int) -> bool:
-        """Say whether the state before this step should be copied."""
+        """Return whether the state before this step should be copied."""
         if self._is_off:
             return False
         return not self._ring or step >= self._ring[-1].step + self.interval
@@ -230,7 +230,7 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def why_no_room(training: Training) -> str | None:
-    """Say why the state of a training does not fit onto its devices once more; None if it does, or that is unknown."""
+    """Return why the devices have no room for a second copy of the state; None if they do, or that is unknown."""
     needed: Counter[torch.device] = Counter()
     for x in training.tensors():
         needed[x.device] += local_part(x).nbytes * (2 if x.requires_grad else 1)  # it gets a gradient

@@ -52,7 +52,7 @@ class Training:
         self._known: dict[int, ref[Tensor]] = {}
 
     def add_model(self, model: nn.Module) -> bool:
-        """Add a model; say whether it is new. A part of a known one is not: in a quiet step, it may be seen alone."""
+        """Add a model; return whether it is new. A part of a known one is not: a quiet step may show it alone."""
         if model in self.models:
             return False
         is_part = any(part is model for known in self.models for part in known.modules())
@@ -64,7 +64,7 @@ class Training:
         return True
 
     def add_optimizer(self, optimizer: Optimizer) -> bool:
-        """Add an optimizer; say whether it is new. Of one that a framework has wrapped, the inner one is added."""
+        """Add an optimizer; return whether it is new. Of one that a framework has wrapped, the inner one is added."""
         while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
             optimizer = inner
         if optimizer in self.optimizers:
@@ -82,7 +82,7 @@ class Training:
                 self.add_optimizer(found)
 
     def _may_step_here(self, optimizer: Optimizer) -> bool:
-        """Say whether an optimizer may belong to this training: not to one that broke, or that another thread runs."""
+        """Return whether an optimizer may belong to this training: not to one that failed or runs in another thread."""
         parameters = [p for p in parameters_of(optimizer) if not nn.parameter.is_lazy(p)]
         if any(self.is_state(p) for p in parameters):
             return True
@@ -96,7 +96,7 @@ class Training:
         self._known = {id(x): ref(x) for x in self.tensors()}
 
     def is_state(self, x: Tensor) -> bool:
-        """Say whether a tensor is a parameter or buffer of a known model, or a parameter of an optimizer."""
+        """Return whether a tensor is a parameter or buffer of a known model, or a parameter of an optimizer."""
         known = self._known.get(id(x))
         return known is not None and known() is x
 
@@ -160,7 +160,7 @@ class OriginalState:
         self.states: list[tuple[Optimizer, dict[Any, Any]]] = []
 
     def first_difference(self) -> str | None:
-        """Say what differs in its bits from the training's own state: a weight, a buffer, optimizer state."""
+        """Describe what differs in its bits from the training's own state: a weight, a buffer, optimizer state."""
         for x, data in self._data:
             if not same_bits(local_part(x), data):
                 return "a weight" if isinstance(x, nn.Parameter) else "a buffer"
@@ -180,7 +180,7 @@ class OriginalState:
 class TrainingState:
     """A copy of the state of a training at one moment; a later copy can reuse its memory.
 
-    It keeps nothing of the training itself alive: of what the script has dropped since, the copy is of no use. Tensors
+    It keeps nothing of the training itself alive: the copy of what the script has dropped since is of no use. Tensors
     of accelerators are copied to the host, without waiting; the reader of the copies waits.
     """
 
@@ -416,7 +416,7 @@ def _plain_attributes(helper: Any) -> dict[str, Any]:
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Say whether two tensors hold the same numbers; all NaN are equal, since their bits mean nothing."""
+    """Return whether two tensors hold the same numbers; all NaN are equal, since their bits mean nothing."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if torch.equal(a, b):

@@ -40,7 +40,7 @@ class ModelEntry:
     """The loop called a model, or any module."""
 
     owner: Any
-    """The module, or what stands for it without keeping it alive."""
+    """The module, or a placeholder that does not keep it alive."""
     args: Any
     kwargs: Any
     ambient: Ambient
@@ -89,7 +89,7 @@ class LoopEntry:
     """The loop called zero_grad, clipping, or a method of a scaler."""
 
     called: Any
-    """The function, or what stands for a method without keeping its owner alive."""
+    """The function, or a placeholder for a method that does not keep its owner alive."""
     args: Any
     kwargs: Any
     line: tuple[str, int] | None
@@ -106,7 +106,7 @@ class StepEntry:
     """An optimizer stepped; `closures` holds what its closure did, once for each time it was called."""
 
     owner: Any
-    """The optimizer, or what stands for it without keeping it alive."""
+    """The optimizer, or a placeholder that does not keep it alive."""
     settings: list[dict[str, Any]]
     """Learning rate and other settings, by parameter group."""
     line: tuple[str, int] | None

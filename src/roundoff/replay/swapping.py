@@ -138,7 +138,7 @@ def copy_value(value: Any) -> Any:
 
 
 def is_plain(value: Any) -> bool:
-    """Say whether an attribute is plain data, not machinery such as hooks, models and callbacks."""
+    """Return whether an attribute is plain data, not machinery such as hooks, models and callbacks."""
     if isinstance(value, (type(None), bool, int, float, str, Enum, Tensor)):
         return not isinstance(value, nn.Parameter)
     if isinstance(value, (list, tuple, deque, set)):

@@ -74,8 +74,10 @@ _ALIASING = frozenset({"__get__", "detach", "view", "reshape", "flatten", "t", "
 """Functions whose result shares memory with their argument: writing into it may write into a model."""
 _DISPATCH_SECONDS = 2e-6
 """What torch needs to find out that a mode is on, and to call it."""
-_MAX_FRAMES_OF_CALL = 16
-"""So far above a hook `functional_call` may be, which calls a module."""
+_MAX_FRAMES_OF_CALL = 17
+"""At most this many frames above a hook, `functional_call` is looked for, which calls a module."""
+_MAX_SECONDS = 2.0
+"""A step whose taping takes longer than this is not taped to its end."""
 _MAX_ENTRIES = 20_000
 """A step of more calls than this is not taped to its end."""
 
@@ -86,9 +88,7 @@ class TapeRecorder(FunctionMode):
     Args:
         is_state: whether a tensor belongs to a model or an optimizer; such tensors are not copied, snapshots hold them.
         on_forward: called when plain functions build a graph after an optimizer has stepped: another step begins.
-        on_error: called with an error of ours; the training continues, and the step is not replayable.
         max_bytes: the most memory that the copies of one step may take.
-        max_seconds: the most time that taping one step may take.
     """
 
     def __init__(
@@ -96,9 +96,7 @@ class TapeRecorder(FunctionMode):
         *,
         is_state: Callable[[Tensor], bool],
         on_forward: Callable[[], None],
-        on_error: Callable[[Exception], None],
-        max_bytes: int = 2**30,
-        max_seconds: float = 2.0,
+        max_bytes: int,
     ) -> None:
         super().__init__()
         self.step = StepTape(0)
@@ -109,12 +107,11 @@ class TapeRecorder(FunctionMode):
         self.hears_losses = False
         """Whether loss functions are to be noticed while the tape is paused."""
         self.seconds = 0.0
-        """The time that functions have taken longer because of the tape."""
+        """How much longer functions have taken because of the tape."""
         self.takes_notes = True
         """False where nothing is ever played again: functions are then only seen, not kept."""
         self._in_function = 0.0
         self.max_bytes = max_bytes
-        self._max_seconds = max_seconds
         self._num_entries = 0
         self._step_began_at = 0.0
         self._next_node = next_sequence_number()
@@ -136,7 +133,6 @@ class TapeRecorder(FunctionMode):
         self._notes = ArgumentNotes(is_state)
         self._open: list[list[TapeEntry]] = [self.step.entries]
         self._on_forward = on_forward
-        self._on_error = on_error
         self._is_on = False
         self._num_holds = 1
         self._num_running = 0
@@ -180,7 +176,7 @@ class TapeRecorder(FunctionMode):
         self._notes.forget()
 
     def _turn(self) -> None:
-        """Be on the stack of modes if functions are to be seen, and only then: every function costs more there."""
+        """Put this mode onto the stack if functions are to be seen, and only then: every function costs more there."""
         is_heard = not self.is_paused or self.hears_losses or (self.hears_forward and self._is_between)
         is_wanted = is_heard and not self._num_holds
         if is_wanted != self._is_on and not self._num_running:
@@ -252,6 +248,11 @@ class TapeRecorder(FunctionMode):
         """Return the tape of the open step."""
         self.step.num_nodes = max(self._next_node() - self._first_node, 0)  # of this thread, which may be another one
         return self._with_notes()
+
+    def failed(self, error: Exception) -> None:
+        """Note an error of ours: the training continues, and the open step cannot be replayed."""
+        text = str(error) if isinstance(error, NotReplayable) else f"{type(error).__name__}: {error}"
+        self.step.why_not_replayable = text
 
     def _with_notes(self) -> StepTape:
         self.step.external = self._notes.external
@@ -335,8 +336,8 @@ class TapeRecorder(FunctionMode):
             self.pause(f"it makes more than {_MAX_ENTRIES} calls")
         elif self._notes.num_bytes > self.max_bytes:
             self.pause(f"the tensors it uses take more than {size_text(self.max_bytes)}")
-        elif self.seconds - self._step_began_at > self._max_seconds:
-            self.pause(f"taping it took more than {self._max_seconds:g} s")
+        elif self.seconds - self._step_began_at > _MAX_SECONDS:
+            self.pause(f"taping it took more than {_MAX_SECONDS:g} s")
 
     # -- functions that torch reports ----------------------------------------------------------------------------------
 
@@ -420,7 +421,7 @@ class TapeRecorder(FunctionMode):
                 with hidden_from_modes():
                     look(*values)
             except Exception as error:
-                self._on_error(error)
+                self.failed(error)
 
     def _begin_with(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Begin another step with a function, in a loop that calls no module.
@@ -432,7 +433,7 @@ class TapeRecorder(FunctionMode):
                 with hidden_from_modes():
                     self._on_forward()
             except Exception as error:
-                self._on_error(error)
+                self.failed(error)
         if self.is_paused:
             return
         noted = self._before(func, args, kwargs)
@@ -456,7 +457,7 @@ class TapeRecorder(FunctionMode):
                 note = self._notes.note
                 return FunctionEntry(func, note(args), note(kwargs or {}), Ambient.now(), self.line())
         except Exception as error:
-            self._on_error(error)
+            self.failed(error)
             return None
 
     def _after(self, call: FunctionEntry, args: Any, result: Any) -> None:
@@ -468,14 +469,14 @@ class TapeRecorder(FunctionMode):
                 self._notes.note_written(args)
                 self._append(call)
         except Exception as error:
-            self._on_error(error)
+            self.failed(error)
 
     def _place(self) -> tuple[str, str | None]:
         line = self.line()
         return LOOP, None if line is None else f"{shown_path(line[0])}:{line[1]}"
 
     def is_in_function(self) -> bool:
-        """Say whether the innermost code of the user's that runs is that of a function, not of a file."""
+        """Return whether the innermost code of the user's that runs is that of a function, not of a file."""
         frame = self._users_frame()
         return frame is not None and frame.f_code.co_name != "<module>"
 
@@ -504,7 +505,7 @@ class TapeRecorder(FunctionMode):
 
 
 def _is_called_functionally() -> bool:
-    """Say whether the module that is being called was given other tensors in place of its own."""
+    """Return whether the module that is being called was given other tensors in place of its own."""
     frame: FrameType | None = sys._getframe(1)
     for _ in range(_MAX_FRAMES_OF_CALL):
         if frame is None:
@@ -532,7 +533,7 @@ class _FunctionKind:
 
 
 def is_loss_name(name: str) -> bool:
-    """Say whether a torch function with this name computes a loss.
+    """Return whether a torch function with this name computes a loss.
 
     >>> is_loss_name("mse_loss"), is_loss_name("softmax")
     (True, False)
@@ -541,7 +542,7 @@ def is_loss_name(name: str) -> bool:
 
 
 def _computes(func: Any) -> bool:
-    """Say whether a function may compute a tensor of the step."""
+    """Return whether a function may compute a tensor of the step."""
     name = getattr(func, "__name__", "")
     if name in ("__get__", "__set__", "__delete__"):
         attribute = getattr(getattr(func, "__self__", None), "__name__", "")
@@ -550,7 +551,7 @@ def _computes(func: Any) -> bool:
 
 
 def _acts_on_its_tensor(call: FunctionEntry) -> bool:
-    """Say whether a function that returns no tensor changes the one it is called with."""
+    """Return whether a function that returns no tensor changes the one it is called with."""
     name = call.function.__name__
     if name in ("register_hook", "retain_grad"):  # on a parameter, the hook would outlive the replay
         return bool(call.args) and isinstance(call.args[0], Result)
@@ -558,7 +559,7 @@ def _acts_on_its_tensor(call: FunctionEntry) -> bool:
 
 
 def _builds_graph(result: Any) -> bool:
-    """Say whether a backward can go through the result of a function."""
+    """Return whether a backward can go through the result of a function."""
     with hidden_from_modes():
         return any(x.grad_fn is not None for x in tensors_of(result))
 

@@ -200,7 +200,7 @@ def _invalid_flight_error(path: Path, why: str) -> RunFolderError:
 _ENTER, _LEAVE, _STEP, _PHASE, _OP = (kind << 32 for kind in range(len(KINDS)))
 _NO_ROOM = "<unnamed>"
 _NS_BETWEEN_WRITES = 20_000_000
-"""So often the file follows the shared memory: if the parent is killed together with the child, it tells nearly all."""
+"""The shared memory is copied to the file this often: if parent and child are killed together, little is lost."""
 
 
 class FlightRecorder:

@@ -208,7 +208,7 @@ class Run:
         return TensorFile(names.state_path(self.path, rank=rank))
 
     def has_replay_state(self, *, rank: int = 0) -> bool:
-        """Say whether the state before a replayed step was saved."""
+        """Return whether the state before a replayed step was saved."""
         return names.state_path(self.path, rank=rank).exists()
 
     def replay_tape(self, *, rank: int = 0) -> dict[str, JsonValue] | None:

@@ -32,7 +32,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class LinesKind(Generic[R]):
-    """Records that are one line of JSON each; a line that `parse` makes None of is of a newer version."""
+    """Records that are one line of JSON each; a line for which `parse` returns None is of a newer version."""
 
     file: FileName
     parse: Callable[[dict[str, JsonValue]], R | None]

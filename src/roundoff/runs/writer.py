@@ -86,19 +86,19 @@ class RunWriter:
         return cls(folder, info, rank=rank, strict=strict, warns=not writes_info)
 
     def write_events(self, columns: EventColumns) -> None:
-        """Take events; the arrays may be reused when this returns."""
+        """Add events; the arrays may be reused when this returns."""
         self._attempt(lambda: self._events.add(columns.to_rows()))
 
     def write_parameters(self, columns: ParameterColumns) -> None:
-        """Take the norms and shares of parameters."""
+        """Add the norms and shares of parameters."""
         self._attempt(lambda: self._parameters.add(columns.to_rows()))
 
     def write_hashes(self, columns: HashColumns) -> None:
-        """Take hashes."""
+        """Add hashes."""
         self._attempt(lambda: self._hashes.add(columns.to_rows()))
 
     def write(self, record: Record) -> None:
-        """Take a record; most become a line of JSON, those with a file of their own are written at once."""
+        """Add a record; most become a line of JSON, those with a file of their own are written at once."""
         kind = KIND_OF[type(record)]
         path = self._paths.get(type(record))
         if path is None:
@@ -121,7 +121,7 @@ class RunWriter:
         return self._tensor_writer(names.state_path(self.folder, rank=self.rank))
 
     def write_replay_tape(self, tape: Mapping[str, JsonValue]) -> None:
-        """Say, in the folder of a replayed step, what the loop did in it; written at once."""
+        """Write into the folder of a replayed step what the loop did in it, at once."""
         path = names.tape_path(self.folder, rank=self.rank)
         self._attempt_with_data(lambda: write_atomically(path, to_json(tape).encode()))
 
@@ -168,7 +168,7 @@ class RunWriter:
             self.say(f"the run stays in '{self.folder}'. Why: {error}")
 
     def say(self, text: str) -> None:
-        """Tell the user something in one line on stderr; not as a warning, whose filters belong to the script."""
+        """Print one line to stderr; not as a warning, whose filters belong to the script."""
         if os.getpid() == self._process:
             with contextlib.suppress(Exception):  # full, or gone: nothing of ours may reach the training
                 stream = sys.stderr if getattr(self._stderr, "closed", False) else self._stderr

@@ -19,12 +19,7 @@ from roundoff.record.ops.op_table import OpInfo, describe_op
 from roundoff.record.reference import Reference
 from roundoff.record.reference.exact_rerun import computes_numbers
 from roundoff.record.reference.op_call import OpCall, Signature
-from roundoff.switches.implementations import (
-    Implementation,
-    implementation_named,
-    results_of,
-    runs_own_kernel,
-)
+from roundoff.switches.implementations import Implementation, implementation_named, results_of, runs_own_kernel
 from roundoff.torch_private import hidden_from_modes
 
 

@@ -84,7 +84,7 @@ class RunsOfTest:
 
 
 def _file_name(test: str) -> str:
-    """Return a name for a folder; tests whose names are shortened are told apart by a hash.
+    """Return a name for a folder; tests whose names are shortened are distinguished by a hash.
 
     >>> _file_name("tests/test_a.py::test_b")
     'tests-test_a.py-test_b'
@@ -171,7 +171,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, None]:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, None]:
-    """Keep the runs of a test that failed, if the user asked for that, and delete those of all others."""
+    """Keep the runs of a test that failed, if the user requested that, and delete those of all others."""
     outcome = yield
     report: pytest.TestReport = outcome.get_result()
     page = None if call.excinfo is None else _page_of_difference(call.excinfo.value)

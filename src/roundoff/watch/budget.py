@@ -13,9 +13,9 @@ from roundoff.replay.state import Training
 from roundoff.watch.settings import WatchSettings
 
 _FREE_SECONDS_PER_STEP = 60e-6
-"""A step so short that two empty hooks cost more than its share may still be watched for this long."""
+"""Even a step too short for its share to pay for two empty hooks may be watched for this long."""
 _START_SECONDS = 1.5
-"""So much the steps that are watched in full may cost, whatever they take themselves."""
+"""The steps that are watched in full may cost this much together, however short they are themselves."""
 _TAPING_CREDIT_SECONDS = 1.5
 """Taping may take this long once beyond the share: of short trainings, every step can be replayed."""
 
@@ -125,11 +125,11 @@ class TimeBudget:
         self._began_process = min(began, self._began_process)
 
     def begin_training(self) -> None:
-        """Take note that the first step begins."""
+        """Note that the first step begins."""
         self._began_training = (time.perf_counter(), own_seconds(), time.process_time())
 
     def is_within_start(self, share: float) -> bool:
-        """Say whether everything so far has cost no more than the start of a training may, or a share of the training.
+        """Return whether all costs so far are at most what the start of a training may cost, or a share of its time.
 
         Replays have limits of their own.
         """
@@ -155,7 +155,7 @@ class TimeBudget:
         return stretch
 
     def has_taped_cheaply(self, share: float) -> bool:
-        """Say whether taping, after the first steps, has cost no more than its credit or a share of the training."""
+        """Return whether taping since the first steps cost at most its credit, or a share of the training's time."""
         credit = _TAPING_CREDIT_SECONDS * self._stretch_of_time()
         return self._of_task.get(TAPING, 0.0) <= max(credit, share * self.training_seconds)
 
@@ -181,7 +181,7 @@ class TimeBudget:
         self._spent += seconds
 
     def add(self, seconds: float) -> None:
-        """Take note of time that one of our hooks took."""
+        """Count time that one of our hooks took."""
         self._spent += seconds
 
     def set_aside(self, seconds: float, name: str, *, is_in_hook: bool = True) -> None:
@@ -200,12 +200,12 @@ class TimeBudget:
             self._spent -= seconds
 
     def spend(self, seconds: float, task: str) -> None:
-        """Take note of which task some of the time was spent on."""
+        """Count time that was spent on a task, and was or will be passed to `add`."""
         self._of_task[task] = self._of_task.get(task, 0.0) + seconds
         self._last_of_task[task] = seconds
 
     def has_room(self, task: str, *, part: float, wanted: float | None = None) -> bool:
-        """Say whether a task that may take `part` of the budget may be done once more.
+        """Return whether a task that may take `part` of the budget may be done once more.
 
         Args:
             task: its name.
@@ -247,7 +247,7 @@ class StepSchedule:
         self._num_phases = 0
 
     def ends_full_steps(self, num_steps: int, *, is_taped: bool, training: Training) -> bool:
-        """Say whether this was the last step to be watched in full: enough of them were, or they cost too much."""
+        """Return whether this was the last step to be watched in full: enough of them were, or they cost too much."""
         if num_steps >= self.full_steps:
             return num_steps == self.full_steps
         if num_ranks() > 1:
@@ -265,7 +265,7 @@ class StepSchedule:
         budget.end_first_steps()
 
     def is_taped(self, step: int, snapshots: Snapshots) -> bool:
-        """Say whether a step that is not watched in full must be taped at any price, or can be."""
+        """Return whether to tape a step that is not watched in full: it must be taped, or the budget allows it."""
         if self._settings.on_anomaly == "skip" or step in self._alert:
             return True
         if num_ranks() > 1:

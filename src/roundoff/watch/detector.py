@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
 import traceback
 from collections import deque
@@ -151,7 +150,7 @@ class AnomalyDetector:
             self.suspect = None if math.isfinite(value) or is_known else value
 
     def drop_suspect(self) -> bool:
-        """Note the bad loss that the loop saw and did not go backward from, if there is one; say whether."""
+        """Note the bad loss that the loop read and did not go backward from; return whether there was one."""
         value, self.suspect = self.suspect, None
         if value is None:
             return False
@@ -194,7 +193,7 @@ class AnomalyDetector:
             self._budget.spend(time.perf_counter() - began, "norms")
 
     def _has_room_for_table(self) -> bool:
-        """Do the same for the table of parameters, in the steps that may have one."""
+        """Return whether the budget allows the table of parameters; only some steps may have one."""
         if self._step < self._next_table or not is_kept(self._step, dense=_DENSE_STEPS):
             return False
         has_room = self._budget.has_room("table", part=_TABLE_PART)
@@ -203,7 +202,7 @@ class AnomalyDetector:
         return has_room
 
     def _has_room_for_norms(self) -> bool:
-        """Ask the budget; if it has no room, not again for some steps."""
+        """Return whether the budget allows norms of gradients; if not, it is not checked again for some steps."""
         if self._step < self._next_norms:
             return False
         has_room = self._budget.has_room("norms", part=_NORMS_PART)
@@ -211,7 +210,7 @@ class AnomalyDetector:
         return has_room
 
     def see_update(self) -> None:
-        """Look at what the optimizer made of the weights."""
+        """Measure the weights that the optimizer has updated."""
         if not self.measures.has_begun:
             return
         began, step = time.perf_counter(), self._step
@@ -279,7 +278,7 @@ class AnomalyDetector:
         self.read_late(waits=waits or len(self._late) > _MAX_LATE_STEPS)
 
     def read_late(self, *, waits: bool) -> bool:
-        """Look at the losses that have arrived, or wait for all; say whether one was bad, or has jumped."""
+        """Look at the losses that have arrived, or wait for all; return whether one was bad, or has jumped."""
         num_before = len(self.new)
         while self._late and (waits or all(map(is_there, self._late[0][1]))):
             step, losses = self._late.popleft()
@@ -342,12 +341,6 @@ def _causes(error: BaseException) -> list[str]:
         found.append(f"{type(cause).__name__}: {cause}"[:_MAX_CHARACTERS])
         error = cause
     return found
-
-
-def has_raised_since(before: BaseException | None) -> bool:
-    """Say whether a call that ends now ends with an exception: one that is not `before`, handled when it began."""
-    error = sys.exc_info()[1]
-    return error is not None and error is not before
 
 
 def raising_module(error: BaseException) -> nn.Module | None:

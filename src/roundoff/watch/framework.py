@@ -16,19 +16,17 @@ from roundoff.errors import UsageError
 from roundoff.progress import say
 from roundoff.record.loop.observer import is_observed
 from roundoff.record.process_info import rank
-from roundoff.record.script import unless_taken
 from roundoff.replay.investigator import OnAnomaly
 from roundoff.runs import Finding
-from roundoff.watch.process.supervise import ProcessGuard
 from roundoff.watch.settings import WatchSettings
 from roundoff.watch.watch import Watch
-from roundoff.watch.watching import next_folder, start_watching
+from roundoff.watch.watching import watching_with
 
 
 class FrameworkWatch:
     """Starts a watch when a training starts, and ends it with its verdict: what the callbacks have in common.
 
-    A training that fails without telling its callbacks is closed when the next one starts, or when Python exits.
+    A training that fails without notifying its callbacks is closed when the next one starts, or when Python exits.
 
     Args:
         to: the run folder to make; by default the next free one in `runs/`, named after the script.
@@ -53,14 +51,10 @@ class FrameworkWatch:
             say("this training is already being watched; the callback does nothing.")
             return
         self._process = os.getpid()
-        guard = ProcessGuard()
-        to = unless_taken(self._to) if self._to is not None else next_folder
-        self.watch = watch = start_watching(list(models), to=to, settings=self._settings, guard=guard)
+        self._open = contextlib.ExitStack()
+        self.watch = watch = self._open.enter_context(watching_with(self._settings, list(models), to=self._to))
         for optimizer in optimizers:
             watch.add_optimizer(optimizer)
-        self._open = contextlib.ExitStack()
-        self._open.callback(guard.close)
-        self._open.enter_context(watch.running())
         self._is_open = True
         atexit.register(self._end_at_exit)
 
@@ -82,7 +76,7 @@ class FrameworkWatch:
             try:
                 self.findings = self.watch.findings
                 print(self.watch.verdict(stream=sys.stderr), file=sys.stderr)
-            except Exception as failure:  # the training has ended well, whatever became of the run's folder
+            except Exception as failure:  # the training has ended well, whatever happened to the run folder
                 say(f"the run could not be diagnosed, so nothing is known about it: {failure}")
 
     def _end_at_exit(self) -> None:

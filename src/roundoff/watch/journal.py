@@ -1,4 +1,4 @@
-"""What the loop did and what each step came to, written into the run as it happens."""
+"""Writes the calls of the loop and the metrics of each step into the run as they happen."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _FLUSH_SECONDS = 5.0
 _STEPS_BETWEEN_HISTOGRAMS = 100
 
 _MAX_CLOSED = 64
-"""So many steps that were not taped wait for their lines to be made: many in a row take far less time than one."""
+"""The lines of this many steps that were not taped are made together, which takes far less time than one by one."""
 
 Number: TypeAlias = Tensor | float | LateNumber
 _Pattern: TypeAlias = tuple[tuple[CallKind, int, str | None, bool], ...]
@@ -41,7 +41,7 @@ _NotedCall: TypeAlias = tuple[CallKind, int, float, CallDetail]
 
 
 def is_kept(step: int, *, dense: int) -> bool:
-    """Say whether to write about a step in a long training: the first ones all, then ever fewer.
+    """Return whether to write about a step in a long training: the first ones all, then ever fewer.
 
     Every second one up to twice as many, every fourth one up to four times as many, and so on.
 
@@ -104,7 +104,7 @@ class StepJournal:
         return [_call_of(self._clock.step, *noted) for noted in self._calls]
 
     def has_called(self, kind: CallKind) -> bool:
-        """Say whether the loop has made a call of this kind in the open step."""
+        """Return whether the loop has made a call of this kind in the open step."""
         return any(noted[0] == kind for noted in self._calls)
 
     def call(self, call: CallKind, detail: CallDetail) -> None:
@@ -201,13 +201,13 @@ class StepJournal:
         self._board.histograms(self._clock.step, weights_and_gradients(named))
 
     def close(self) -> None:
-        """Let nothing be missing."""
+        """Write what is left, and close the board."""
         self.flush()
         if self._board is not None:
             self._board.close()
 
     def flush(self) -> None:
-        """Write everything down now; wait for what is on its way from an accelerator."""
+        """Write everything now, and wait for what is on its way from an accelerator."""
         self._write_closed(waits=True)
         while self._waiting:
             self._writer.write(self._waiting.popleft().metrics())

@@ -25,10 +25,10 @@ from roundoff.runs import Interned, ParameterColumns
 from roundoff.torch_private import foreach_norm
 
 _PIECE_BYTES = 96 * 2**20
-"""So much of a large parameter is measured at a time: that takes twice as much memory."""
+"""A large parameter is measured in parts of this size, which takes twice as much memory."""
 _SMALL_BYTES = 2**16
 _BATCH_BYTES = 4 * 2**20
-"""So many small parameters are measured together, padded: that takes twice as much memory, too."""
+"""Small parameters of this size together are measured at once, padded, which takes twice as much memory, too."""
 _ROW = 512
 
 _L2, _ABSMAX, _GRAD_L2, _GRAD_ABSMAX, _NUM_NONZERO, _NUM_NORMAL, _NUM_CHANGED, _UPDATE_L2 = range(8)

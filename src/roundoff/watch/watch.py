@@ -1,74 +1,54 @@
-"""One training under watch: what is done at each thing the loop does, and once a step, at almost no cost."""
+"""One training under watch: what the watch does at each hook of the loop, and once per step."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import html
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from enum import Enum
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TextIO, TypeVar, cast
+from typing import Any, Literal, NoReturn, cast
 from weakref import ref
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from roundoff.console import escape_controls
-from roundoff.diagnose import Diagnosis, diagnose_and_save
 from roundoff.kernels.host_copies import HostCopies
 from roundoff.progress import announcing
 from roundoff.record.identity import IdentityDict
 from roundoff.record.loop.calls import LoopCall, LoopCallKind, learning_rates, unread_detail
 from roundoff.record.loop.follower import BackwardCall, LoopFollower, ModuleCall, StepAttempt, is_in_training
-from roundoff.record.loop.loss_scale import as_scaled
 from roundoff.record.loop.observer import FollowedModules, observing_loop
 from roundoff.record.loop.sites import Sites
 from roundoff.record.loop.step_clock import PHASES
-from roundoff.replay.arguments import NotReplayable
 from roundoff.replay.investigator import Investigator, TrainingStopped
+from roundoff.replay.loop_taping import LoopTaping, why_not_replayable
 from roundoff.replay.lost_numbers import LostNumbersFinder
 from roundoff.replay.own_time import own_seconds
 from roundoff.replay.rank_consensus import num_ranks
 from roundoff.replay.replayed_step import ReplayedStep
-from roundoff.replay.snapshots import Snapshots, free_bytes, why_no_room
+from roundoff.replay.snapshots import Snapshots, why_no_room
 from roundoff.replay.state import Training
-from roundoff.replay.step_tape import BackwardEntry, ModelEntry, StepEntry
 from roundoff.replay.tape_recorder import TapeRecorder
-from roundoff.report import verdict_screen, verdict_text, watched_text
 from roundoff.report.tensorboard import TensorBoard
 from roundoff.runs import (
     Anomaly,
-    BackwardDetail,
     CallDetail,
     CallKind,
     EpochDetail,
-    Finding,
     FlightRecorder,
     ForwardDetail,
     Gap,
     NoDetail,
-    Run,
     RunWriter,
     StepDetail,
     ZeroGradDetail,
-    append_gap,
 )
-from roundoff.torch_private import (
-    clip_function,
-    compiler_is_loaded,
-    hidden_from_modes,
-    in_function_transform,
-    is_hidden_from_dispatch,
-    is_transformed,
-    separate_step_hooks,
-)
+from roundoff.torch_private import compiler_is_loaded, in_function_transform, is_transformed, separate_step_hooks
 from roundoff.watch.budget import REPLAYS, TAPING, StepSchedule, TimeBudget
-from roundoff.watch.detector import AnomalyDetector, exception_detail, has_raised_since, raising_module
+from roundoff.watch.detector import AnomalyDetector, exception_detail, raising_module
 from roundoff.watch.facts.collector import FactCollector
 from roundoff.watch.facts.data_loaders import LoaderNumbers, copied_generators, dataset_content
 from roundoff.watch.facts.loop_values import LoopValues
@@ -83,49 +63,25 @@ from roundoff.watch.process.host_memory import default_memory_bytes
 from roundoff.watch.process.memory_growth import MemoryFollower
 from roundoff.watch.settings import WatchSettings
 from roundoff.watch.watch_part import WatchPart
-from roundoff.words import plural
-
-if TYPE_CHECKING:
-    from roundoff.report.notebook import InlinePage
+from roundoff.watch.watched_run import WatchedRun
 
 _SNAPSHOT_INTERVAL_OF_RANKS = 8
 """Steps between the snapshots of several ranks: they must be those of the same steps."""
-
 _SNAPSHOT_INTERVAL_OF_DEVICES = 8
-"""The fewest steps between snapshots where losses come late."""
-_TAPES_OF_FREE_MEMORY = 8
-"""Tapes may take this part of the memory that an accelerator has left when training begins."""
+"""The fewest steps between snapshots where losses are read late."""
 _KEPT_COPY_BYTES = 32 * 2**20
 """Page-locked memory that is kept for what is measured on accelerators."""
 
-_HOOKED_SECONDS = 2e-6
-"""What torch takes to call the hooks of one module, about."""
+HOOKED_SECONDS = 2e-6
+"""About what torch takes to call the hooks of one module."""
 _MAX_HEARD_EVALUATIONS = 64
 """In a step that is not taped, the losses of at most this many forwards without gradients are looked for."""
 _MIN_TAPE_BYTES = 16 * 2**20
 _MAX_STARTS = 4
 """Forwards after the first one, and before any backward, each of which may be the real beginning of the first step."""
-_PLAIN_BACKWARD = BackwardDetail()
-_NOT_TAPED = "it was not taped, in order to stay within the budget"
 
-_Given = ParamSpec("_Given")
-_Result = TypeVar("_Result")
-
-_TAPED: frozenset[LoopCallKind] = frozenset(
-    {"zero_grad", "clip", "unscale", "update", "scaler_step", "optimizer_unscale", "optimizer_clip"}
-)
-"""Calls that a replay makes again."""
-_OPAQUE: frozenset[LoopCallKind] = _TAPED | {"scheduler", "load", "save", "compile"}
-"""Calls inside of which the tape sees nothing."""
 _FREQUENT: frozenset[LoopCallKind] = frozenset({"zero_grad", "clip", "scheduler"})
 """Calls that are not announced while nothing is taped."""
-_METHODS: dict[LoopCallKind, str] = {
-    "unscale": "unscale_",
-    "scaler_step": "step",
-    "optimizer_unscale": "unscale_",
-    "optimizer_clip": "clip_grad_norm_",
-}
-"""Calls by other names than those of their methods."""
 
 
 class WatchState(Enum):
@@ -137,8 +93,8 @@ class WatchState(Enum):
     STOPPED = "failed: steps are counted, and nothing else"
 
 
-class Watch(LoopFollower):
-    """Follows the loop of a training: its calls, losses, norms; keeps snapshots; has bad steps investigated."""
+class Watch(WatchedRun, LoopFollower):
+    """Follows the loop of a training: writes its calls and metrics, keeps snapshots, has bad steps investigated."""
 
     opens_with_evaluation = False  # a replay of the step would have to begin with it
 
@@ -151,27 +107,16 @@ class Watch(LoopFollower):
         flight: FlightRecorder,
         board: TensorBoard | None = None,
     ) -> None:
-        super().__init__(sites=sites)
-        self.on_move: Callable[[Path], None] | None = None
-        """Called when the run has been moved to its own folder."""
-        self.choose_folder: Callable[[], Path] | None = None
-        """Returns the run's own folder, if the run waits elsewhere until training begins or the script ends."""
+        LoopFollower.__init__(self, sites=sites)
+        WatchedRun.__init__(self, writer, TimeBudget(settings.budget))
         self.state = WatchState.FOLLOWING
         self.training_failed = False
         """To be set where the training fails without an exception that leaves the block."""
         self.at_step: tuple[int, Callable[[ReplayedStep | str], None]] | None = None
-        """A step, and what gets it, or why it cannot be played again, when it ends; the script is ended there."""
-        self.complaints: list[str] = []
-        """What a user should know that is no finding; complete when the block has ended."""
-        self.has_ended = False
-        """Whether the block has ended, and the run is complete."""
-        self._diagnosis: Diagnosis | None = None
-        self._gaps: list[Gap] = []
+        """A step, and what is called with it, or with why it cannot be replayed, when it ends; then the script ends."""
         self._settings = settings
-        self._writer = writer
         self._flight = flight
         self._board = board
-        self._budget = TimeBudget(settings.budget)
         self.took = self._budget.add  # type: ignore[method-assign]  # what our hooks cost; called at each of them
         self._training = Training()
         memory_bytes = default_memory_bytes() if settings.snapshot_bytes is None else settings.snapshot_bytes
@@ -188,12 +133,12 @@ class Watch(LoopFollower):
         self._tape = TapeRecorder(
             is_state=self._training.is_state,
             on_forward=self.function_forward,
-            on_error=self._tape_failed,
             max_bytes=max(memory_bytes // 4, _MIN_TAPE_BYTES),
         )
+        self._taping = LoopTaping(self._tape, self._snapshots, self.clock)
         self._schedule = StepSchedule(settings, self._budget)
         self._is_quiet_part = False
-        """Whether a backward or an optimizer's step is running that is followed in the short way of quiet steps."""
+        """Whether the running backward or optimizer's step is followed by the `quiet_` methods."""
         self._num_module_calls = 0
         self._num_heard_evaluations = 0
         self._tape_seconds = 0.0
@@ -226,27 +171,18 @@ class Watch(LoopFollower):
         self._in_states = self._part("hashes of saved states")
         self._in_journal = self._part("calls and metrics")
         self._in_memory = self._part("measurements of memory")
-        self._why_not_replayable: str | None = None
-        self._num_not_replayable = 0
         self._num_groups: IdentityDict[Optimizer, int] = IdentityDict()
         self._named: tuple[ref[Optimizer], str] | None = None
         """An optimizer and its name."""
         self._held: list[Any] = []
         """Models and optimizers that must not die before the next step; see `_end_attempt`."""
-        self._model_entry: ModelEntry | None = None
-        self._step_entry: StepEntry | None = None
         self._stepping: tuple[Optimizer, StepDetail] | None = None
         """The optimizer that steps, and its line, while it does."""
-        self._backward_is_taped = False
         self._is_in_function = False
         """Whether the last step that was taped ran in a function of the script."""
         self._stepped_in_backward = False
         """Whether a hook on a gradient has made an optimizer step in the running backward."""
-        self._error_before: BaseException | None = None
-        """The exception that was being handled when the running model or backward began."""
         self._awaits_buffers = False
-        self._opaque_calls: list[LoopCallKind] = []
-        """Calls of the loop that are running, inside of which the tape sees nothing."""
         self._has_buffers: IdentityDict[nn.Module, bool] = IdentityDict()
         self._loaders = LoaderNumbers()
 
@@ -258,25 +194,6 @@ class Watch(LoopFollower):
         self._investigator.leave(f"gave up replays at step {self.step} ({reason})")
         self._snapshots.release()
         self._tape.takes_notes = False
-
-    @property
-    def rank(self) -> int:
-        """The rank that is watched, as it was when watching began."""
-        return self._writer.rank
-
-    @property
-    def folder(self) -> Path:
-        """The run folder."""
-        return self._writer.folder
-
-    def _move_to_own_folder(self) -> None:
-        """Move the run to its own folder, now that the script has made the folders that it makes itself."""
-        choose, self.choose_folder = self.choose_folder, None
-        if choose is None:
-            return
-        self._writer.move_to_chosen(choose)
-        if self.on_move is not None:
-            self.on_move(self.folder)
 
     @property
     def num_undone(self) -> int:
@@ -296,102 +213,17 @@ class Watch(LoopFollower):
             found.append(Gap(kind="recording", why=self._writer.stopped, rank=self._writer.rank))
         return found
 
-    def count_start(self, began: float, *, of_script: float = 0.0) -> None:
-        """Count what was done before the script began as ours; see `TimeBudget.count_start`."""
-        self._budget.count_start(began, of_script=of_script)
-
-    @property
-    def cost(self) -> float:
-        """What the watch has cost, all included, as a share of the training's time."""
-        return self._budget.cost
-
-    @property
-    def seconds(self) -> float:
-        """How long the training has been watched."""
-        return self._budget.seconds
-
     @property
     def is_fully_watched(self) -> bool:
         """Whether everything is looked at in the open step, whatever it costs."""
         return self.clock.step < self._schedule.full_steps or self._settings.every_step
 
-    @property
-    def findings(self) -> tuple[Finding, ...]:
-        """What was found, the verdict first; none before the block has ended (`anomalies` are what was seen so far)."""
-        return tuple(self.diagnosis().findings) if self.has_ended else ()
-
-    def verdict(self, *, stream: TextIO | None = None) -> str:
-        """Return what `roundoff run` prints at the end; to be called after the block.
-
-        With a `stream`, as that can show it: in colour on a terminal.
-        """
-        run, diagnosis, watched = Run.open(self.folder), self.diagnosis(), self.watched_text()
-        if stream is None:
-            screen = verdict_text(run, diagnosis, watched=watched, draws=False)
-        else:
-            screen = verdict_screen(run, diagnosis, stream, watched=watched)
-        return "\n".join([*(escape_controls(f"roundoff: {complaint}") for complaint in self.complaints), screen])
-
-    def __repr__(self) -> str:
-        found = None if self._diagnosis is None else plural(len(self._diagnosis.findings), "finding")
-        state = (found or "not diagnosed") if self.has_ended else "running"
-        return f"<Watch {self.folder}: {plural(self.num_steps, 'step')}, {state}>"
-
-    def _repr_html_(self) -> str:
-        from roundoff.report.notebook import run_html  # few trainings are in notebooks, and this loads all of a page
-
-        if not self.has_ended:
-            return html.escape(f"{self!r}; so far {plural(len(self.anomalies), 'anomaly', 'anomalies')}")
-        self.diagnosis()
-        return run_html(Run.open(self.folder))
-
-    def page(self) -> InlinePage:
-        """Return the page that `roundoff report` writes; a notebook shows it inside the cell."""
-        from roundoff.report.notebook import inline_page
-
-        self.diagnosis()
-        return inline_page(Run.open(self.folder))
-
-    def log_to(self, *loggers: str) -> None:
-        """Send curves, findings and the page to loggers ("wandb", "mlflow", "trackio"); to be called after the block.
-
-        A logger that fails is one line on stderr; one that is not installed is a `UsageError`.
-        """
-        from roundoff.report.loggers.logged_run import check_loggers, log_run
-
-        check_loggers(loggers)
-        self.diagnosis()
-        for line in log_run(Run.open(self.folder), loggers):
-            self._writer.say(line)
-
-    def diagnosis(self) -> Diagnosis:
-        """Diagnose what was seen, once, when the block has ended; the findings go into findings.json."""
-        if self._diagnosis is None or not self.has_ended:
-            with self.diagnosing():
-                self._diagnosis = diagnose_and_save(Run.open(self.folder), gaps=self.gaps, code_is_at_hand=True)
-        return self._diagnosis
-
-    @contextlib.contextmanager
-    def diagnosing(self) -> Iterator[None]:
-        """Count the time of the diagnosis as ours; with it everything has ended."""
-        with self._counting("diagnosis"), announcing("diagnosing"):
-            yield
-        self._budget.end()
-
-    def watched_text(self, folder: Path | None = None) -> str:
-        """Say how long the training was watched, what that has cost and where the run is; after the diagnosis.
-
-        `folder` is the run folder as the user names it, if that is another path than the absolute one.
-        """
-        text = watched_text(num_steps=self.num_steps, seconds=self.seconds, parts=self._budget.parts())
-        return f"{text}; {folder or self.folder}"
-
     def add_optimizer(self, optimizer: Optimizer) -> None:
-        """Know an optimizer before it steps."""
+        """Add an optimizer before its first step."""
         self._training.add_optimizer(optimizer)
 
     def note_exception(self, error: BaseException) -> None:
-        """Take note that the training raised."""
+        """Note an exception that ended the training, with the site and phase in which it was raised."""
         if isinstance(error, Exception) and self.state is not WatchState.STOPPED:
             if self._in_checks(self._detector.read_late, waits=True):  # it may be the reason
                 self._resume()
@@ -406,7 +238,7 @@ class Watch(LoopFollower):
             )
 
     def _when(self) -> Literal["before", "in", "after"]:
-        """Say whether the loop is in a step, or before its first one, or has ended one and not begun another."""
+        """Return where the loop is: before its first step, in a step, or after one and before the next."""
         if not self.is_open and not self.num_steps:
             return "before"
         return "after" if self.clock.num_attempts and self.clock.is_idle else "in"
@@ -441,7 +273,7 @@ class Watch(LoopFollower):
         self._investigator.leave(f"stopped watching at step {self.step} ({reason})")
         self._note_gap(Gap(kind="watching", step=self.step, why=reason, rank=self._writer.rank))
         self._writer.note(f"Watching stopped at step {self.step}: {reason}")
-        if self._writer.stopped is None:  # that has been said
+        if self._writer.stopped is None:  # otherwise the writer has said so
             self._writer.say(f"stopped watching at step {self.step}; the training goes on. Why: {reason}")
 
     # -- once a step ---------------------------------------------------------------------------------------------------
@@ -459,7 +291,7 @@ class Watch(LoopFollower):
         is_first = not self.clock.step and self._num_early_forwards <= _MAX_STARTS
         if is_first:
             self._move_to_own_folder()
-        is_inside_transform = in_function_transform()  # then the models hold tensors that stand for others
+        is_inside_transform = in_function_transform()  # then the models hold wrappers of other tensors
         is_new = module is not None and not is_inside_transform and self._in_models(self._training.add_model, module)
         self._opened_by_newcomer = bool(is_new)
         if is_new or self._in_facts(self._facts.has_thawed, self.clock.step):
@@ -470,7 +302,7 @@ class Watch(LoopFollower):
         self._in_replays(self._tape.begin)
         if is_first:
             self._begin_training()
-        if self.is_fully_watched and module is not None and (why := _why_not_replayable(module)) is not None:
+        if self.is_fully_watched and module is not None and (why := why_not_replayable(module)) is not None:
             self._tape.step.why_not_replayable = why
         if is_inside_transform:
             self._snapshots.forget()
@@ -482,7 +314,7 @@ class Watch(LoopFollower):
             self.is_quiet &= self._has_ranks or not self._states.num_followed  # all ranks are quiet in the same steps
 
     def _stays_quiet(self, module: nn.Module | None) -> bool:
-        """Say whether another step is followed as little as the one before."""
+        """Return whether this step is followed as little as the one before."""
         is_known = module is None or module in self._training.models
         if not is_known or self.clock.step >= self._schedule.quiet_until or in_function_transform():
             return False
@@ -509,9 +341,7 @@ class Watch(LoopFollower):
                 if is_due or snapshots.latest is None:
                     self._take_snapshot()
             elif not tape.is_paused:
-                snapshots.set_aside()
-                tape.hears_forward = not self.clock.sees_modules
-                tape.pause(_NOT_TAPED)
+                self._taping.pause()
         self._num_heard_evaluations = 0
         tape.hears_losses = False
         self.is_quiet = tape.is_paused and not self.is_fully_watched
@@ -525,7 +355,7 @@ class Watch(LoopFollower):
             self.followed_modules = FollowedModules.OUTERMOST
 
     def step_continued(self, module: nn.Module | None) -> None:
-        """Take in a model that joins, and look into a bad loss that the loop has read and dropped."""
+        """Add a model that joins, and investigate a bad loss that the loop has read and dropped."""
         if module is not None and not in_function_transform() and self._in_replays(self._is_another_start, module):
             self.step_opened(module)
         elif self._detector.suspect is not None and self._in_checks(self._detector.drop_suspect):
@@ -533,10 +363,10 @@ class Watch(LoopFollower):
             self._resume()
 
     def _is_another_start(self, module: nn.Module) -> bool:
-        """Take in a model that the loop calls in an open step; say whether the step begins with it after all.
+        """Add a model that the loop calls in an open step; return whether the step begins with it after all.
 
-        What was called before the first backward may have been a part of a model, or a model that was only tried out:
-        one of its own, an exported one for example, is soon gone, and no step that has used it can be played again.
+        What was called before the first backward may have been a part of a model, or a temporary model, an exported one
+        for example: it is soon gone, and no step that has used it can be replayed.
         """
         snapshots, clock = self._snapshots, self.clock
         is_new = self._training.add_model(module)
@@ -564,17 +394,10 @@ class Watch(LoopFollower):
     def _begin_training(self) -> None:
         self._budget.begin_training()
         self._in_memory(self._follow_memory)
-        self._in_replays(self._limit_tapes)
+        self._in_replays(self._taping.limit_memory, self._training)
         self._in_replays(self._investigator.begin)
         self._in_facts(self._facts.begin)
         self._in_checks(self._see_buffers)
-
-    def _limit_tapes(self) -> None:
-        """Leave most of an accelerator's memory to the training: tapes keep batches where they are."""
-        devices = {x.device for x in self._training.tensors() if not x.is_cpu}
-        for free in filter(None, map(free_bytes, devices)):
-            self._snapshots.max_tape_bytes = min(self._snapshots.max_tape_bytes, free // _TAPES_OF_FREE_MEMORY)
-            self._tape.max_bytes = min(self._tape.max_bytes, free // _TAPES_OF_FREE_MEMORY)
 
     def _follow_memory(self) -> None:
         self._memory = MemoryFollower(
@@ -599,16 +422,8 @@ class Watch(LoopFollower):
         else:
             self._snapshots.interval = _SNAPSHOT_INTERVAL_OF_RANKS
 
-    def _keep_gradients_of_start(self) -> None:
-        """Keep the gradients that this step adds to, unless they were cleared since it began."""
-        latest = self._snapshots.latest
-        if latest is None or latest.step != self.clock.step or self.clock.microbatch:
-            return
-        if not self._journal.has_called("zero_grad"):
-            latest.state.take_gradients()
-
     def _end_attempt(self) -> None:
-        """Record or investigate while everything is at hand: the optimizer has stepped, or a scaler has skipped it."""
+        """Record or investigate the step while its tensors exist: its optimizer has stepped, or was skipped."""
         self._tape.is_between = True
         self._handle(is_complete=True)
         # The variables of a file live until the script ends, those of a function only until it returns. The last step
@@ -619,7 +434,7 @@ class Watch(LoopFollower):
             self._held = [self._training.models.alive(), self._training.optimizers.alive()]
 
     def _handle(self, *, is_complete: bool) -> None:
-        """Do what the open step calls for, once: record it, or investigate what cannot be right in it."""
+        """Record the open step, or investigate its anomalies, if that is due; at most once per step."""
         if self.state is not WatchState.FOLLOWING:
             return
         self.state = WatchState.HANDLED
@@ -660,7 +475,7 @@ class Watch(LoopFollower):
         self._budget.set_aside(time.perf_counter() - began, REPLAYS)
 
     def _end_at_step(self, look: Callable[[ReplayedStep | str], None]) -> NoReturn:
-        """Have the open step looked at while everything is at hand, and end the script."""
+        """Pass the open step to `look` while its tensors still exist, and end the script."""
         path = self._snapshots.path_to(self.clock.step, among=[self._tape.so_far()])
         if path is None:
             look(self._tape.step.why_not_replayable or "no snapshot leads to it")
@@ -672,7 +487,7 @@ class Watch(LoopFollower):
     def _read_late(self) -> None:
         """Read what was measured on an accelerator, waiting once; a loss alone is read when it has arrived.
 
-        Losses are waited for where someone else waits for the answer, and before the steps that led to them are let go.
+        Losses are waited for if other ranks or the settings need them, and before the steps that led to them are lost.
         """
         detector = self._detector
         if detector.has_measured:
@@ -693,7 +508,7 @@ class Watch(LoopFollower):
             self.state = WatchState.FOLLOWING
 
     def step_closed(self, step: int) -> None:
-        """Write what the step came to, keep its tape, and be ready for the next."""
+        """Write the metrics of the step, keep its tape, and prepare for the next."""
         self._budget.count_step()
         if self.state is WatchState.STOPPED:
             return
@@ -706,7 +521,7 @@ class Watch(LoopFollower):
         if self.is_quiet:
             self._tape.stay_paused(step + 1)
         else:
-            self._in_replays(self._keep_tape, step)
+            self._in_replays(self._taping.step_closed, step)
         detector.new_step(step + 1)
         self._resume()
         if self._memory is not None:
@@ -729,153 +544,10 @@ class Watch(LoopFollower):
             is_late=detector.reads_late,
         )
 
-    # -- quiet steps: their usual course in as few calls as can be; anything unusual is followed as in other steps -----
-
-    def _goes_on_quietly(self) -> bool:
-        """Say whether a quiet step goes on in the loop itself, and nothing looks at what is computed.
-
-        The conditions hold as long as only these methods are called, so they are checked once.
-        """
-        if not self.is_undisturbed:
-            self.is_undisturbed = (
-                self._step_is_open
-                and self.clock.is_idle
-                and not self.modules.running
-                and not self._opaque_calls
-                and self._in_checks.is_on
-                and self._in_journal.is_on
-                and self._board is None
-                and self.loss_scale.is_plain
-                and self.loss_scale.value is None
-            )
-        return (
-            self.is_undisturbed
-            and not self._is_quiet_part
-            and not self.ignores_loop
-            and self._detector.suspect is None
-            and not self._detector.reads_late
-            and is_hidden_from_dispatch()
-        )
-
-    def _next_quiet_step(self) -> bool:
-        """Close a quiet step and open another; False if that is not a quiet one. Does what `step_closed` does."""
-        clock, detector, tape = self.clock, self._detector, self._tape
-        step = clock.step
-        if self.state is WatchState.FOLLOWING:  # a loop without an optimizer
-            self._handle(is_complete=False)
-        if step + 1 >= self._schedule.quiet_until or self.state is not WatchState.HANDLED:
-            return False
-        self.num_steps += 1
-        self._budget.count_step(self.quiet_seconds + self._num_module_calls * _HOOKED_SECONDS)
-        self.quiet_seconds, self._num_module_calls = 0.0, 0
-        self._in_journal.do_hidden(self._close_line)
-        tape.stay_paused(step + 1)
-        detector.new_step(step + 1)
-        self.state = WatchState.FOLLOWING
-        if self._memory is not None:
-            self._in_memory.do_hidden(self._memory.step_closed, step)
-        self._flight.mark(step + 1, "forward")
-        clock.next_step()
-        self._held = []
-        self._num_heard_evaluations = 0
-        tape.hears_losses = tape.is_between = False
-        self.followed_modules = FollowedModules.FIRST
-        return True
-
-    def quiet_forward(self, module: nn.Module) -> bool:
-        """Close a quiet step and open another, or go on with it."""
-        if not self._goes_on_quietly() or module not in self._training.models:
-            return False
-        clock = self.clock
-        with_gradients = torch.is_grad_enabled()
-        if with_gradients and (clock.num_attempts or clock.is_over):
-            if not self._next_quiet_step():
-                return False
-        elif (with_gradients or is_in_training(module)) and self.followed_modules is FollowedModules.FIRST:
-            clock.forward(with_gradients=with_gradients)
-            self._flight.mark(clock.step, PHASES[clock.phase])
-        else:
-            return False  # an evaluation
-        clock.sees_modules = True
-        self._num_module_calls += 1
-        return True
-
-    def quiet_backward(self, roots: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-        """Look at the loss."""
-        clock, detector = self.clock, self._detector
-        self._is_quiet_part = is_plain = (
-            len(roots) == 1
-            and type(roots[0]) is Tensor
-            and roots[0].numel() == 1
-            and bool(kwargs.get("accumulate_grad", True))
-            and self._goes_on_quietly()
-            and (not clock.num_attempts or self._next_quiet_step())
-        )
-        if is_plain:
-            clock.backward_enter()
-            self._backward_is_taped = False
-            self._error_before = None
-            self._flight.mark(clock.step, "backward")
-            self._in_checks.do_hidden(detector.see_loss, roots[0])
-            if detector.new:
-                self._in_replays(self._investigator.request, clock.step)
-            self._journal.call("backward", _PLAIN_BACKWARD)
-        return is_plain
-
-    def quiet_backward_leave(self) -> bool:
-        """Count the microbatch."""
-        if not self._is_quiet_part:
-            return False
-        self._is_quiet_part = False
-        clock = self.clock
-        clock.backward_leave()
-        if clock.is_over:  # a loop without an optimizer
-            self._tape.is_between = True
-        if self._stepped_in_backward:
-            self._stepped_in_backward = False
-            self._end_attempt()
-        return True
-
-    def quiet_step(self, optimizer: Optimizer) -> bool:
-        """Look at the gradients as far as the budget allows."""
-        clock, detector = self.clock, self._detector
-        self._is_quiet_part = is_plain = (
-            not clock.num_attempts
-            and self._goes_on_quietly()
-            and self._num_groups.get(optimizer) == len(optimizer.param_groups)
-        )
-        if is_plain:
-            clock.step_enter(optimizer)
-            self._flight.mark(clock.step, "optimizer")
-            if detector.next_look <= clock.step:
-                self._in_checks.do_hidden(detector.see_gradients, optimizer, fully=False, always=False)
-            self._in_journal.do_hidden(self._note_step, optimizer)
-        return is_plain
-
-    def quiet_step_leave(self, optimizer: Optimizer) -> bool:
-        """Count the attempt."""
-        if not self._is_quiet_part:
-            return False
-        self._is_quiet_part = False
-        self._leave_step(optimizer)
-        if self._detector.measures.has_begun:
-            self._in_checks(self._detector.see_update)
-        self._end_attempt()
-        return True
-
-    def quiet_zero_grad(self, owner: Any) -> bool:
-        """Note that an optimizer's gradients were cleared."""
-        if self.ignores_loop or not self._in_journal.is_on or not isinstance(owner, Optimizer):
-            return False
-        self.clock.zero_grad(owner)
-        self._uncleared.note_cleared()
-        self._journal.call("zero_grad", ZeroGradDetail(of=self._name_of(owner)))
-        return True
-
     def _count_costs(self) -> None:
-        """Count what the step has cost besides the hooks, and end the first steps when they are over."""
+        """Count what the step has cost besides its hooks, and end the steps that are watched in full."""
         tape, budget = self._tape, self._budget
-        budget.add(self.quiet_seconds + tape.seconds - self._tape_seconds + self._num_module_calls * _HOOKED_SECONDS)
+        budget.add(self.quiet_seconds + tape.seconds - self._tape_seconds + self._num_module_calls * HOOKED_SECONDS)
         self.quiet_seconds = 0.0
         self._tape_seconds = tape.seconds
         if self._schedule.ends_full_steps(self.num_steps, is_taped=not tape.is_paused, training=self._training):
@@ -886,27 +558,9 @@ class Watch(LoopFollower):
             self._schedule.taped_step_seconds = spent
         self._num_module_calls = 0
 
-    def _keep_tape(self, step: int) -> None:
-        tape = self._tape.new_step(step + 1)
-        self._snapshots.add(tape)
-        if tape.why_not_replayable not in (None, _NOT_TAPED):
-            self._why_not_replayable = self._why_not_replayable or tape.why_not_replayable
-            self._num_not_replayable += 1
-
-    def _try_tape(self, work: Callable[_Given, _Result], *args: _Given.args, **kwargs: _Given.kwargs) -> _Result | None:
-        """Put something onto the tape; if that is not possible, the step cannot be played again."""
-        if not self._in_replays.is_on:
-            return None
-        try:
-            with hidden_from_modes():
-                return work(*args, **kwargs)
-        except Exception as error:
-            self._tape_failed(error)
-            return None
-
     @contextlib.contextmanager
     def replaying(self) -> Iterator[None]:
-        """Let steps be played again inside the block without being taken for the training's own."""
+        """Inside the block, steps that run are replays: nothing of them is counted as the training's own."""
         before, self.state = self.state, WatchState.REPLAYING
         followed, self.followed_modules = self.followed_modules, FollowedModules.ALL
         self.ignores_loop = True
@@ -926,7 +580,7 @@ class Watch(LoopFollower):
     # -- models --------------------------------------------------------------------------------------------------------
 
     def module_ignored(self) -> None:
-        """Show that the process gets on also in a replay, where no module is followed: it may crash or hang there."""
+        """Show progress in a replay, too, where no module is followed: it may crash or hang there."""
         self._flight.beat()
 
     def module_called(self, call: ModuleCall, args: tuple[Any, ...]) -> None:
@@ -959,7 +613,7 @@ class Watch(LoopFollower):
         self._flight.enter(phase, site)
 
     def _may_change_itself(self, module: nn.Module) -> bool:
-        """Say whether a forward without gradients may leave something behind: statistics that a norm updates.
+        """Return whether a forward without gradients may change the model: the statistics that a norm updates.
 
         What it returns is copied where the step uses it, as any other tensor from outside.
         """
@@ -979,24 +633,19 @@ class Watch(LoopFollower):
 
     def _tape_model(self, call: ModuleCall, args: tuple[Any, ...], *, site: str) -> None:
         kwargs = call.keyword_arguments()
-        self._model_entry = self._try_tape(self._tape.model_enter, call.module, args, kwargs)
-        self._error_before = sys.exc_info()[1]
+        entry = self._taping.model_begins(call.module, args, kwargs)
         detail = ForwardDetail(site=site, training=is_in_training(call.module))
         self._in_journal(self._journal.call, "forward", detail)
-        if self._model_entry is not None and is_loss(self._model_entry) and self.is_fully_watched:
+        if entry is not None and is_loss(entry) and self.is_fully_watched:
             self._in_facts(self._facts.see_criterion, args)
         self._awaits_buffers = True
 
     def module_returned(self, call: ModuleCall, output: Any) -> None:
-        """Note that the module has ended; what the loop called has given its result."""
+        """Note that the module has ended, and what a call by the loop returned."""
         self._flight.leave(self.sites.names[call.site])
         if call.depth:
             return
-        entry, self._model_entry = self._model_entry, None
-        if entry is not None:
-            self._try_tape(self._tape.model_leave, entry, output)
-            entry.raised = output is None and has_raised_since(self._error_before)
-        self._error_before = None
+        self._taping.model_ends(output)
         if not torch.is_grad_enabled():
             self._in_checks(self._detector.see_eval_loss, output)
         self._tape.release()
@@ -1004,7 +653,7 @@ class Watch(LoopFollower):
     def modules_interrupted(self) -> None:
         """Leave the model that an exception ended."""
         self._flight.clear()
-        self._model_entry = None
+        self._taping.drop_model()
         self._tape.release()
 
     # -- backward ------------------------------------------------------------------------------------------------------
@@ -1018,18 +667,15 @@ class Watch(LoopFollower):
         loss = self._in_checks(self._see_loss, backward)
         if self._detector.new:
             self._in_replays(self._investigator.request, self.clock.step)
-        self._backward_is_taped = not self._tape.is_paused and not backward.is_part_of_forward and backward.accumulates
-        self._error_before = sys.exc_info()[1]
-        if self._backward_is_taped:
-            self._in_replays(self._keep_gradients_of_start)
-            self._try_tape(self._tape.backward, backward.roots, *backward.arguments, loss=loss)
+        if self._taping.backward_begins(backward, loss):
+            self._in_replays(self._taping.keep_gradients, were_cleared=self._journal.has_called("zero_grad"))
         is_first = self.clock.microbatch == 0 or self._uncleared.is_due
         if self.is_fully_watched and is_first and backward.accumulates:
             self._in_facts(self._uncleared.backward_begins)
         self._in_journal(self._journal.call, "backward", backward.detail())
 
     def _see_loss(self, backward: BackwardCall) -> Tensor | None:
-        """Have the loss looked at; return it as it is, scaled, or None if it is no loss."""
+        """Check the loss; return a copy of it, with its scale, for the tape, or None if there is none to tape."""
         if backward.loss is None or is_transformed(backward.loss):
             return None
         self._detector.see_loss(backward.loss)
@@ -1043,10 +689,7 @@ class Watch(LoopFollower):
         clock = self.clock
         if is_microbatch and not self.is_quiet:
             self._in_facts(self._facts.gradients_ready, clock.step)
-        if self._backward_is_taped and not clock.in_backward and has_raised_since(self._error_before):
-            self._tape.note_raised(BackwardEntry)
-        if not clock.in_backward:
-            self._error_before = None
+        self._taping.backward_ends()
         if clock.is_over and not clock.in_step:
             self._tape.is_between = True
         self._tape.release()
@@ -1055,11 +698,6 @@ class Watch(LoopFollower):
             self._end_attempt()
 
     # -- optimizers ----------------------------------------------------------------------------------------------------
-
-    @property
-    def _in_scaler_step(self) -> bool:
-        """Whether a GradScaler is running that steps an optimizer, or skips its step."""
-        return "scaler_step" in self._opaque_calls
 
     def optimizer_began(self, attempt: StepAttempt) -> None:
         """Look at the gradients as the optimizer sees them."""
@@ -1071,8 +709,7 @@ class Watch(LoopFollower):
         if self._num_groups.get(optimizer) != num_groups:
             self._add_optimizer(optimizer)
             self._num_groups[optimizer] = num_groups
-        if not self._in_scaler_step and not self._tape.is_paused and not self.clock.in_backward:
-            self._step_entry = self._try_tape(self._tape.step_enter, optimizer)
+        self._taping.step_begins(optimizer)
         always = self._settings.on_anomaly == "skip"
         self._in_checks(self._detector.see_gradients, optimizer, fully=self.is_fully_watched, always=always)
         self._tape.hold()
@@ -1081,7 +718,7 @@ class Watch(LoopFollower):
         self._in_journal(self._note_step, optimizer)
 
     def _add_optimizer(self, optimizer: Optimizer) -> None:
-        """Take in an optimizer that is new, or has a new group: no earlier step can be made again with it."""
+        """Add an optimizer that is new or has a new group: earlier steps cannot be replayed with it."""
         is_new = self._in_models(self._training.add_optimizer, optimizer)
         if (is_new and self.clock.step) or optimizer in self._num_groups:
             self._snapshots.forget()
@@ -1091,7 +728,7 @@ class Watch(LoopFollower):
         detail = StepDetail(
             optimizer=self._name_of(optimizer),
             lr=tuple(learning_rates(optimizer)),
-            by_scaler=bool(self._opaque_calls) and self._in_scaler_step,
+            by_scaler=bool(self._taping.opaque_calls) and self._taping.in_scaler_step,
             num_carried=self._uncleared.num_in(optimizer),
             is_fresh=not optimizer.state,
         )
@@ -1109,15 +746,11 @@ class Watch(LoopFollower):
     def closure_began(self) -> None:
         """Note what the closure does as a part of the step."""
         self._uncleared.closure_begins()
-        if self._step_entry is not None:
-            self._tape.closure_enter(self._step_entry)
-            self._tape.release()
+        self._taping.closure_begins()
 
     def closure_ended(self) -> None:
         """Go back to the optimizer."""
-        if self._step_entry is not None:
-            self._tape.hold()
-            self._tape.closure_leave()
+        self._taping.closure_ends()
         if self.is_fully_watched and self._stepping is not None:
             self._in_facts(self._see_carried_in_closure, *self._stepping)
 
@@ -1128,20 +761,20 @@ class Watch(LoopFollower):
         """Look at the weights after the step."""
         if attempt.is_nested:
             return
-        if self._step_entry is not None and not self._step_entry.closures:
-            self._in_replays(self._keep_gradients_of_start)  # a second optimizer uses the backward of the step before
-        self._step_entry = self._stepping = None
+        if self._taping.step_ends():  # a second optimizer uses the backward of the step before
+            self._in_replays(self._taping.keep_gradients, were_cleared=self._journal.has_called("zero_grad"))
+        self._stepping = None
         self._in_checks(self._detector.see_update)
         if self.is_fully_watched:
             self._in_facts(self._uncleared.note_used, attempt.optimizer)
         self._tape.release()
         if self.clock.in_backward:
             self._stepped_in_backward = True
-        elif not self._in_scaler_step:
+        elif not self._taping.in_scaler_step:
             self._end_attempt()
 
     def optimizer_skipped(self, optimizer: Optimizer) -> None:
-        """Note the attempt that a scaler did not let through."""
+        """Note an optimizer's step that a scaler has skipped."""
         self._detector.drop_update()
         self._in_checks(self._see_buffers)  # the forward has changed them all the same
         detail = StepDetail(optimizer=self._name_of(optimizer), skipped=True)
@@ -1152,26 +785,11 @@ class Watch(LoopFollower):
 
     def loop_calling(self, kind: LoopCallKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Put a call onto the tape if the loop itself has made it; the tape sees nothing of what it does inside."""
-        tape = self._tape
-        is_by_loop = not self._opaque_calls and (not self.clock.in_step or tape.in_closure) and not tape.is_paused
-        is_by_loop = is_by_loop and not self.clock.in_backward  # a replay of the backward calls the hook that made it
-        if kind == "optimizer_backward" and is_by_loop and (optimizer := as_scaled(args[0])) is not None:
-            self._try_tape(tape.loop_call, optimizer.announce, args[1:2], {})
-        if kind not in _OPAQUE:
-            return
-        if kind in _TAPED and is_by_loop:
-            function = _function_of(kind, args, kwargs)
-            if function is not None:
-                self._try_tape(tape.loop_call, function, args if kind == "clip" else args[1:], kwargs)
-        self._opaque_calls.append(kind)
-        tape.hold()
+        self._taping.call_begins(kind, args, kwargs)
 
     def loop_call_ended(self, kind: LoopCallKind) -> None:
         """Look at the loop's own functions again; when a scaler has stepped, the attempt is over."""
-        if kind in _OPAQUE:
-            if kind in self._opaque_calls:
-                self._opaque_calls.remove(kind)
-            self._tape.release()
+        self._taping.call_ends(kind)
         if kind == "scaler_step" and self.clock.num_attempts and not self.clock.skipped:
             self._end_attempt()
 
@@ -1236,10 +854,6 @@ class Watch(LoopFollower):
         step = self.clock.step + self.clock.is_over
         self._in_facts(self._facts.see_draw, function, drawn, step, self._tape.loop_line())
 
-    def _tape_failed(self, error: Exception) -> None:
-        text = str(error) if isinstance(error, NotReplayable) else f"{type(error).__name__}: {error}"
-        self._tape.step.why_not_replayable = text
-
     # -- the end of the training ---------------------------------------------------------------------------------------
 
     def _finish(self) -> None:
@@ -1249,7 +863,7 @@ class Watch(LoopFollower):
             if self._detector.reads_late and self._in_checks(self._detector.read_late, waits=True):
                 self._resume()  # the last step has been handled, but not this
             self._in_checks(self._detector.drop_suspect)
-            # A last forward, after the training, is no step; one that raised is, and so is all there was.
+            # A last forward after the training is no step, unless it raised or there was no step before it.
             if self.clock.has_begun or (self.is_open and (not self.num_steps or self._detector.new)):
                 self.close_step()
             with self._counting("probes"), announcing("trying experiments on the last step"):
@@ -1266,24 +880,10 @@ class Watch(LoopFollower):
         if self._snapshots.note is not None:
             self.complaints.append(f"{self._snapshots.note}.")
         self.complaints += self._investigator.left_out
-        if self._why_not_replayable is not None:
-            steps = plural(self._num_not_replayable, "step")
-            self.complaints.append(f"{steps} cannot be replayed: {self._why_not_replayable}.")
+        if self._taping.complaint is not None:
+            self.complaints.append(self._taping.complaint)
         if self._investigator.complaint is not None:
             self.complaints.append(self._investigator.complaint)
-
-    def _note_gap(self, gap: Gap) -> None:
-        self._gaps.append(gap)
-        append_gap(self.folder, gap)
-
-    @contextlib.contextmanager
-    def _counting(self, name: str) -> Iterator[None]:
-        """Count the time of the block, which is outside of any hook, under a name of its own."""
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._budget.set_aside(time.perf_counter() - began, name, is_in_hook=False)
 
     def _probe(self) -> None:
         """Run the probes on the last step that was taped, unless something went wrong."""
@@ -1315,25 +915,9 @@ class Watch(LoopFollower):
 
 @contextlib.contextmanager
 def _eagerly() -> Iterator[None]:
-    """Have compiled code run eagerly inside the block; the compiler is not loaded for nothing."""
+    """Run compiled code eagerly inside the block; the compiler is not imported for this."""
     if compiler_is_loaded():
         with torch.compiler.set_stance("force_eager"):
             yield
     else:
         yield
-
-
-def _why_not_replayable(module: nn.Module) -> str | None:
-    parameters = list(module.parameters())
-    if any(map(nn.parameter.is_lazy, parameters)):
-        return "modules make their weights in it"
-    return "its weights are on the meta device, without values" if any(p.is_meta for p in parameters) else None
-
-
-def _function_of(kind: LoopCallKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return what to call to make a call of the loop again."""
-    if kind == "clip":
-        has_norm = "total_norm" in kwargs or any(isinstance(arg, Tensor) for arg in args[1:])
-        return clip_function() if has_norm else torch.nn.utils.clip_grad_value_
-    method = _METHODS.get(kind, kind)
-    return getattr(args[0], method, None) if args else None

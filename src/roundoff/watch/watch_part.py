@@ -15,7 +15,7 @@ _Result = TypeVar("_Result")
 class WatchPart:
     """Does the work of one part of a watch, unseen by the user's modes, until it fails for the first time.
 
-    The failure goes into the run, and one line tells the user what is no longer watched.
+    The failure is written into the run, and one line on stderr says what is no longer watched.
 
     Args:
         name: what the part does, for the user: "replays", "checks of losses and gradients".
@@ -66,7 +66,7 @@ class WatchPart:
         failure = Failure.of(error, check="part", name=self._name, step=self._step())
         self._writer.write(failure)
         self._writer.flush()  # if the part failed because nothing can be written, the writer says that instead
-        if self._writer.stopped is None:  # which has been said
+        if self._writer.stopped is None:  # otherwise the writer has said so
             self._writer.say(
                 f"{self._name} are off from step {self._step()} on; the training goes on. Why: {failure.error}"
             )

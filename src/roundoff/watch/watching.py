@@ -6,7 +6,6 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from torch import nn
@@ -15,12 +14,13 @@ from torch.optim import Optimizer
 from roundoff.errors import RecordError
 from roundoff.notebook_cells import is_notebook, notebook_name
 from roundoff.record.loop.sites import Sites
-from roundoff.record.process_info import describe_process, rank, say_if_untested
+from roundoff.record.process_info import create_run, rank
 from roundoff.record.script import Script, folder_for, unless_taken
 from roundoff.replay.investigator import OnAnomaly
 from roundoff.report.tensorboard import TensorBoard
-from roundoff.runs import JsonValue, RunWriter
+from roundoff.runs import JsonValue
 from roundoff.watch.process.supervise import ProcessGuard
+from roundoff.watch.quiet_watch import QuietWatch
 from roundoff.watch.settings import ON_ANOMALY, WatchSettings
 from roundoff.watch.watch import Watch
 
@@ -115,13 +115,11 @@ def start_watching(
     for given in [model] if isinstance(model, nn.Module) else model or ():
         sites.add_model(given)
     requested: dict[str, JsonValue] = {"watch": True, "budget": settings.budget, "on_anomaly": settings.on_anomaly}
-    info = describe_process(seed=seed, settings={**requested, **(facts or {})}, command=command)
-    info = replace(info, stores_data=settings.stores_data)
-    writer = RunWriter.create(to() if callable(to) else to, info, rank=rank())
-    say_if_untested(writer)
+    described = {**requested, **(facts or {})}
+    writer = create_run(to, seed=seed, settings=described, command=command, stores_data=settings.stores_data)
     guard = guard or ProcessGuard()
     guard.start(writer.folder, rank=writer.rank, is_sync=bool((facts or {}).get("sync")), has_ops=settings.ops)
-    watch = Watch(writer, settings, sites=sites, flight=guard.flight, board=board)
+    watch = QuietWatch(writer, settings, sites=sites, flight=guard.flight, board=board)
     watch.count_start(began)
     return watch
 

@@ -23,7 +23,7 @@ DEFAULT_FOLDER = ".agents/skills"
     help=f"Write it to DIR/roundoff/SKILL.md.  [DIR: {DEFAULT_FOLDER}]",
 )
 def skill_command(install: str | None) -> None:
-    """Print SKILL.md, which tells an agent how to find and fix faults; --install puts it where agents look."""
+    """Print SKILL.md, which explains to an agent how to find and fix faults; --install puts it where agents look."""
     text = SKILL.read_text(encoding="utf-8")
     if install is None:
         echo(text.rstrip())

@@ -298,7 +298,7 @@ def _possible(group: Sequence[MeasuredPair]) -> list[tuple[int, int]]:
 
 
 def _are_constant(rows: Tensor) -> Tensor:
-    """Say for each row whether it is constant, and so says nothing: zeros are equal to any other zeros."""
+    """Return for each row whether it is constant, and so says nothing: zeros are equal to any other zeros."""
     return (rows == rows[:, :1]).all(dim=1)
 
 

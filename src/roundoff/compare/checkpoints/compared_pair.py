@@ -70,7 +70,7 @@ class ValueAgreement(StrEnum):
 def agreement(
     reference: Tensor, candidate: Tensor, *, found: Difference | None = None
 ) -> tuple[ValueAgreement, torch.dtype] | None:
-    """Say whether two tensors are equal, or equal after rounding to a dtype; None if they differ by more.
+    """Return how two tensors agree: equal, or equal after rounding to a dtype; None if they differ by more.
 
     A NaN is equal to itself, and -0 to 0. `found` is their difference, if it was measured before.
     """
@@ -89,7 +89,7 @@ def agreement(
 
 
 def _may_explain(dtype: torch.dtype, found: Difference, num_elements: int) -> bool:
-    """Say whether a difference is no larger than if every element were one spacing of `dtype` off."""
+    """Return whether a difference is no larger than if every element were one spacing of `dtype` off."""
     info = torch.finfo(dtype)
     of_values = info.eps * math.sqrt(max(found.squares))
     return found.norm <= 1.01 * (of_values + math.sqrt(num_elements) * info.smallest_normal * info.eps)
@@ -107,12 +107,12 @@ def sample_values(tensor: Tensor) -> Tensor:
 
 
 def samples_agree(reference: Tensor, candidate: Tensor, dtype: torch.dtype) -> bool:
-    """Say whether samples of two tensors could be the same values, kept in `dtype`."""
+    """Return whether samples of two tensors could be the same values, kept in `dtype`."""
     return bool(near(reference, candidate, dtype).all())
 
 
 def near(reference: Tensor, candidate: Tensor, dtype: torch.dtype) -> Tensor:
-    """Say for each element whether the difference is within one spacing of `dtype`, also for subnormal numbers."""
+    """Return for each element whether the difference is within one spacing of `dtype`, also for subnormal numbers."""
     info = torch.finfo(dtype if dtype.is_floating_point else torch.float64)
     return torch.isclose(reference, candidate, rtol=info.eps, atol=info.smallest_normal * info.eps, equal_nan=True)
 
@@ -135,7 +135,7 @@ def _possible_roundings(reference: torch.dtype, candidate: torch.dtype) -> list[
 
 
 def _all_within(reference: Tensor, candidate: Tensor, dtype: torch.dtype) -> bool:
-    """Say whether every element is within one rounding; a format that neither side has must explain it exactly."""
+    """Return whether every element is within one rounding; a format that neither side has must explain it exactly."""
     foreign = dtype not in (reference.dtype, candidate.dtype)
     for first, second in zip(_pieces(reference), _pieces(candidate), strict=True):
         a, b = _wide(first, second)

@@ -222,7 +222,7 @@ class CurveShape:
 
 
 def shape_of(curve: LossCurve) -> CurveShape:
-    """Say what a curve looks like."""
+    """Describe the shape of a curve."""
     values, steps = clip_values(np.asarray(curve.values, dtype=np.float64)), np.asarray(curve.steps)
     finite = np.isfinite(values)
     bad = steps[~finite].tolist()

@@ -330,7 +330,7 @@ def find_stretches_apart(gap: CurveGap) -> list[tuple[int, int]]:
 
 
 def _persists(gap: CurveGap, begin: int, end: int) -> bool:
-    """Say whether a run of points is more than outliers: it is long, or enough single values are off."""
+    """Return whether a run of points is more than outliers: it is long, or enough single values are off."""
     excess = gap.excess[begin:end]
     if end == len(gap.excess) and len(excess) >= _LAST_POINTS and excess.min() > _LAST_EXCESS:
         return True

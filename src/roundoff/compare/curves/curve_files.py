@@ -349,7 +349,7 @@ def _load_events(path: Path) -> Any:
 
 
 def _is_scalar(events: Any, tag: str) -> bool:
-    """Say whether a tag holds single numbers, which newer writers store as tensors."""
+    """Return whether a tag holds single numbers, which newer writers store as tensors."""
     first = events.Tensors(tag)[:1]
     return bool(first) and not first[0].tensor_proto.tensor_shape.dim and bool(_array(first[0].tensor_proto).ndim == 0)
 

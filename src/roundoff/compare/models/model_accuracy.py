@@ -68,7 +68,7 @@ class ModelAccuracy:
 
 
 def is_compiled(model: nn.Module) -> bool:
-    """Say whether a model was made by `torch.compile`."""
+    """Return whether a model was made by `torch.compile`."""
     return isinstance(getattr(model, "_orig_mod", None), nn.Module)
 
 

@@ -79,7 +79,7 @@ def op_word(op: StepOp) -> str:
 
 
 def is_passing_on(op: StepOp) -> bool:
-    """Say whether an op only casts, copies or rounds: one side may have more of them."""
+    """Return whether an op only casts, copies or rounds: one side may have more of them."""
     return op.first.op.startswith("roundoff.") or op_word(op) in SKIPPABLE
 
 

@@ -154,7 +154,7 @@ class StepWalk:
         return replace(found, shapes=(shape_to_text(a.shape), shape_to_text(b.shape)))
 
     def _has_own_ops(self, event: Event) -> bool:
-        """Say whether a run has ops without counterpart in this site and phase, so that others may be mispaired."""
+        """Return whether a run has ops without counterpart in this site and phase, so that others may be mispaired."""
         alone = itertools.chain(self.alignment.only_reference, self.alignment.only_candidate)
         return any(
             (op.first.phase, op.first.site) == (event.phase, event.site) for op in alone if not is_passing_on(op)
@@ -168,7 +168,7 @@ class StepWalk:
         return excess > 1 and not distance.relative <= allowed_by(self.spread, a, unit=self._unit(pair))
 
     def _has_bound(self, op: StepOp, a: Event, allowed: float) -> bool:
-        """Say whether a difference of a result can be judged."""
+        """Return whether a difference of a result can be judged."""
         if a.op in START_VALUES or a.op == "input":
             return math.isfinite(self._inherited_from_before(a))
         return _has_unknown_inputs(op) or math.isfinite(allowed)
@@ -189,7 +189,7 @@ class StepWalk:
         return SAME_TENSOR * self.updated.get(a.parameter or a.site, 0.0)
 
     def _is_unaccounted(self, a: Event, b: Event, distance: Distance) -> bool:
-        """Say whether a tensor differs by more than what it was made from."""
+        """Return whether a tensor differs by more than what it was made from."""
         if distance.is_equal or not distance.is_comparable or _is_workspace(a):
             return False
         unit = max(unit_of(a.dtype), unit_of(b.dtype), self.coarsest_unit if unit_of(a.dtype) else 0.0)
@@ -270,7 +270,7 @@ class StepWalk:
 
 
 def _heals(found: Divergence, later: Sequence[ComparedTensor]) -> bool:
-    """Say whether later results elsewhere agree again: the same was computed in another way.
+    """Return whether later results elsewhere agree again: the same was computed in another way.
 
     A difference in a parameter's gradient, or in an optimizer, does not spread, and counts.
     """
@@ -303,12 +303,12 @@ def _all_distances(pairs: Sequence[OpPair], whole: WholeTensors | None) -> dict[
 
 
 def _is_workspace(event: Event) -> bool:
-    """Say whether a tensor is an op's internal workspace, whose bytes mean nothing."""
+    """Return whether a tensor is an op's internal workspace, whose bytes mean nothing."""
     return event.dtype == "uint8" and event.op not in NAMED
 
 
 def _has_unknown_inputs(op: StepOp) -> bool:
-    """Say whether the run does not contain what an op was computed from."""
+    """Return whether the run does not contain what an op was computed from."""
     if op.first.op in NAMED:
         return op.first.op == "gradient"
     return not op.inputs and op_word(op) not in RANDOM

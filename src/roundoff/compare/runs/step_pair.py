@@ -133,7 +133,7 @@ def _norms(run: Run, step: int, rank: int, ops: Sequence[StepOp]) -> dict[str, f
 
 
 def _is_result(event: Event) -> bool:
-    """Say whether growth of a result means anything: an optimizer's state starts at zero and always grows."""
+    """Return whether growth of a result means anything: an optimizer's state starts at zero and always grows."""
     return event.op not in NAMED and event.phase != "optimizer" and event.dtype.startswith(("float", "bfloat"))
 
 

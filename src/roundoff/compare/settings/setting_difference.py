@@ -87,7 +87,7 @@ def group_by_place(differences: Iterable[SettingDifference]) -> list[SettingDiff
 
 
 def _equal(reference: JsonValue, candidate: JsonValue) -> bool:
-    """Say whether two values are the same; a list equals a tuple, 0 is not False, and NaN equals NaN."""
+    """Return whether two values are the same; a list equals a tuple, 0 is not False, and NaN equals NaN."""
     if isinstance(reference, bool) or isinstance(candidate, bool):
         return reference is candidate
     if isinstance(reference, list | tuple) and isinstance(candidate, list | tuple):

@@ -153,7 +153,7 @@ def _facts_to_compare(facts: ParameterFacts) -> dict[str, JsonValue]:
 
 
 def _only_in(noun: str, reference: list[str], candidate: list[str]) -> Iterator[SettingDifference]:
-    """Say which names only one run has."""
+    """Yield the names that only one run has."""
     first = [name for name in reference if name not in set(candidate)]
     second = [name for name in candidate if name not in set(reference)]
     if first or second:
@@ -196,7 +196,7 @@ def initialiser_of(shape: Sequence[int], *, mean: float | None, std: float | Non
 
 
 def spreads_agree(size: int, reference: float, candidate: float) -> bool:
-    """Say whether the spreads of two samples of `size` numbers differ by no more than chance."""
+    """Return whether the spreads of two samples of `size` numbers differ by no more than chance."""
     allowed = 6 / math.sqrt(2 * max(size, 1))
     return reference == candidate or abs(reference - candidate) <= allowed * max(reference, candidate)
 

@@ -57,7 +57,7 @@ class TensorDistance:
     """The relative error in units of that dtype's eps; infinite for whole numbers that differ."""
 
     def is_explained(self, *, inherited: float = 0.0) -> bool:
-        """Say whether formats explain the difference, given the largest earlier relative error."""
+        """Return whether formats explain the difference, given the largest earlier relative error."""
         eps = eps_of_dtype(self.unit)
         if self.num_unlike or (not eps and self.num_different):
             return False

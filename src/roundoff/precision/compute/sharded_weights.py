@@ -41,7 +41,7 @@ def as_sharded(x: Any) -> DTensor | None:
 
 
 def is_gathered(module: nn.Module) -> bool:
-    """Say whether FSDP2 gathers the weights of a module, which is loaded only where the script does so."""
+    """Return whether FSDP2 gathers the weights of a module, which is loaded only where the script does so."""
     loaded = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
     return loaded is not None and isinstance(module, loaded)
 

@@ -99,7 +99,7 @@ class ModuleQuantizers:
                 module.register_buffer(quantizer.buffer, like.new_zeros(()))
 
     def before(self, module: nn.Module, args: Any) -> None:
-        """Hide the parameters (in eval also the statistics) behind quantized ones."""
+        """Replace the parameters (in eval also the statistics) by quantized ones; `after` puts them back."""
         self.clock.enter(is_root=not self.name)
         hidden: list[_Hidden] = []
         stack = module.__dict__.setdefault(_STACK, [])

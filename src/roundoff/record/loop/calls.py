@@ -158,7 +158,7 @@ def describe_loading(result: Any, owner: Any, state_dict: Any = (), *_: Any, **_
 
 
 def _holds_own_tensors(module: nn.Module, state_dict: Any) -> bool:
-    """Say whether a state dict holds the module's own parameters, so that loading it changes nothing."""
+    """Return whether a state dict holds the module's own parameters, so that loading it changes nothing."""
     with hidden_from_modes():
         for name, parameter in module.named_parameters():
             given: Any = state_dict.get(name) if isinstance(state_dict, Mapping) else None

@@ -37,7 +37,7 @@ class ModuleCall:
 
 
 def is_in_training(module: nn.Module) -> bool:
-    """Say whether a module is in training mode; some, such as frozen scripted ones, have no mode."""
+    """Return whether a module is in training mode; some, such as frozen scripted ones, have no mode."""
     return bool(getattr(module, "training", False))
 
 
@@ -50,7 +50,7 @@ class ModuleStack:
         self._calls: list[ModuleCall] = []
 
     def push(self, module: nn.Module, site: int, is_by_loop: bool) -> ModuleCall:
-        """Take note that a module begins to run."""
+        """Note that a module begins to run."""
         running = self.running
         call = ModuleCall(module, site, len(running), is_by_loop)
         running.append(module)
@@ -75,11 +75,11 @@ class ModuleStack:
         return call
 
     def is_running(self, module: nn.Module) -> bool:
-        """Say whether a module runs; modules may compare in any way, so this goes by identity."""
+        """Return whether a module runs; modules may compare in any way, so this goes by identity."""
         return any(entry is module for entry in self.running)
 
     def keep(self, num_modules: int) -> bool:
-        """Keep the outermost modules; say whether any were running and none is left."""
+        """Keep the outermost modules; return whether any were running and none is left."""
         had_any = bool(self.running)
         num_modules = max(num_modules, 0)
         del self.running[num_modules:], self.sites[num_modules:], self._calls[num_modules:]
@@ -262,13 +262,13 @@ class LoopFollower:
         return False
 
     def quiet_zero_grad(self, owner: Any) -> bool:
-        """Follow that gradients were cleared."""
+        """Follow the clearing of gradients."""
         return False
 
     # -- for subclasses ------------------------------------------------------------------------------------------------
 
     def failed(self, error: Exception) -> None:
-        """A hook raised: following must end, the training must not."""
+        """A hook raised: stop following; the training goes on."""
         raise NotImplementedError from error
 
     def function_forward(self) -> None:
@@ -381,7 +381,7 @@ class LoopFollower:
         self.optimizer_ended(StepAttempt(optimizer=optimizer, is_nested=self.clock.in_step, was_skipped=was_skipped))
 
     def _leave_step(self, optimizer: Optimizer) -> bool:
-        """Note that an optimizer has ended its step, and say whether it left the weights as they were."""
+        """Note that an optimizer has ended its step, and return whether it left the weights as they were."""
         scaled = as_scaled(optimizer)
         was_skipped = scaled is not None and scaled.last_overflow is not None
         self.clock.step_leave(optimizer, skipped=was_skipped)
@@ -443,7 +443,7 @@ class LoopFollower:
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     def _begin_forward(self) -> None:
-        """Take note that the loop calls a model: that closes a step which is over."""
+        """Note that the loop calls a model, which closes a step that is over."""
         clock = self.clock
         clock.sees_modules = self.saw_training = True
         if clock.in_step:

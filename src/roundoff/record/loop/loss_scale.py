@@ -37,7 +37,7 @@ class ScaledOptimizer(Protocol):
         """Parameters that the optimizer does not update itself, each with what it updates in its place."""
 
     def announce(self, loss: Tensor) -> None:
-        """Take note that a loss, not yet scaled, is about to go backward."""
+        """Note that a loss, not yet scaled, is about to go backward."""
 
 
 def as_scaled(optimizer: Any) -> ScaledOptimizer | None:
@@ -86,7 +86,7 @@ class LossScale:
         return not self._plain_of and self._announced is None
 
     def is_scaled(self, roots: Sequence[Any]) -> bool:
-        """Say whether a scaler made what backward starts from."""
+        """Return whether a scaler made what backward starts from."""
         return any(scaled() is root for root in roots for scaled, _, _ in self._plain_of)
 
     def without_scale(self, root: Tensor) -> Tensor:

@@ -17,11 +17,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.lr_scheduler import LRScheduler
-from torch.optim.optimizer import (
-    Optimizer,
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 from torch.utils.hooks import RemovableHandle
 
@@ -351,7 +347,7 @@ class _LoopHooks:
 
     @never_compiled
     def _is_followed_quietly(self, method: Callable[..., bool], *args: Any) -> bool:
-        """Call a `quiet_` method of the observer, and say whether nothing else is to be done."""
+        """Call a `quiet_` method of the observer, and return whether nothing else is to be done."""
         if not self._active or threading.get_ident() != self._thread or self._is_reporting or is_jit_tracing():
             return False
         began = time.perf_counter()

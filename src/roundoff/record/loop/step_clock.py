@@ -130,7 +130,7 @@ class StepClock:
         self._backward_depth += 1
 
     def backward_leave(self) -> bool:
-        """Note that the autograd engine has ended, and say whether that was the end of a microbatch."""
+        """Note that the autograd engine has ended, and return whether that was the end of a microbatch."""
         self._backward_depth = max(0, self._backward_depth - 1)
         if self._backward_depth:
             return False
@@ -217,7 +217,7 @@ def find_leaves(roots: Iterable[Any]) -> list[ref[Tensor]]:
 
 
 def has_optimizer(leaves: Collection[ref[Tensor]]) -> bool:
-    """Say whether an optimizer of one of the leaves is alive; where none were found, any optimizer.
+    """Return whether an optimizer of one of the leaves is alive; where none were found, any optimizer.
 
     An optimizer may hold others in their place: fp32 copies of narrow parameters, or the sharded ones of FSDP2, whose
     leaves are gathered for each forward. They have the same shapes.

@@ -299,7 +299,7 @@ def _is_nested(value: Any) -> bool:
 
 
 def _readable(x: Tensor) -> Tensor | None:
-    """Return the plain memory behind a sharded or sparse tensor, or None where there is none to read."""
+    """Return the plain memory of a sharded or sparse tensor, or None where there is none to read."""
     if type(x) not in PLAIN:
         local = local_tensor(x)
         if local is not None:
@@ -327,14 +327,14 @@ class NamedTensors:
         self._gradients_taken = False
 
     def take_parameters(self) -> None:
-        """Take the values that a step starts from."""
+        """Record the values that a step starts from."""
         with hidden_from_modes():
             for parameter in self._sites.parameters():
                 site, name = self._sites.of_parameter(parameter)
                 self._recorder.add_named(parameter, op="parameter", phase=Phase.FORWARD, site=site, parameter=name)
 
     def take_inputs(self, site: int, arguments: Any) -> None:
-        """Take the tensors that the loop calls a model with."""
+        """Record the tensors with which the loop calls a model."""
         clock = self._clock
         with hidden_from_modes():
             batch = _tensors_of_batch(arguments)
@@ -350,7 +350,7 @@ class NamedTensors:
                 )
 
     def take_gradients(self, optimizer: Optimizer | None) -> None:
-        """Take the gradients of one optimizer's parameters, or of all models if no optimizer steps; once a step."""
+        """Record the gradients of one optimizer's parameters, or of all models if no optimizer steps; once per step."""
         if self._gradients_taken:
             return
         self._gradients_taken = True

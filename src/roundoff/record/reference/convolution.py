@@ -20,7 +20,7 @@ _NUM_COLUMN_ELEMENTS = 1 << 21
 
 
 def can_convolve(call: OpCall) -> bool:
-    """Say whether this module can compute the call: plain 2-d convolutions and their gradients on the CPU."""
+    """Return whether this module can compute the call: plain 2-d convolutions and their gradients on the CPU."""
     return (
         call.signature.name in ("convolution", "convolution_backward")
         and call.get("input").dim() == 4

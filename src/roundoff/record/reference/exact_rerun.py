@@ -211,7 +211,7 @@ _LSTM = 2
 
 
 def can_unroll(call: OpCall) -> bool:
-    """Say whether this module can compute the call: an LSTM layer over whole sequences, forward or backward."""
+    """Return whether this module can compute the call: an LSTM layer over whole sequences, forward or backward."""
     names = ("mkldnn_rnn_layer", "mkldnn_rnn_layer_backward")
     return call.signature.name in names and call.get("mode") == _LSTM and not call.get("batch_sizes")
 

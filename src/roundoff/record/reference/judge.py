@@ -292,7 +292,7 @@ def _save(call: OpCall, tensors: Sequence[Tensor]) -> OverwrittenValues | None:
 
 
 def _overlap(tensors: Sequence[Tensor]) -> bool:
-    """Say whether the stretches of memory from first to last element overlap."""
+    """Return whether the stretches of memory from first to last element overlap."""
     stretches = []
     for tensor in tensors:
         if tensor.numel():

@@ -143,7 +143,7 @@ def _place_text(parts: Sequence[str | None], version: Any) -> str:
 
 
 def is_exportable(origin: Origin) -> bool:
-    """Say whether an op is one of torch's own."""
+    """Return whether an op is one of torch's own."""
     return origin.overload.partition("::")[0] in ("aten", "prims")
 
 
@@ -195,7 +195,7 @@ def _layout(name: str, shape: Sequence[int], stride: JsonValue) -> str:
 
 
 def _has_no_overlap(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Say whether no two elements share memory, except along expanded dimensions."""
+    """Return whether no two elements share memory, except along expanded dimensions."""
     kept = [(size, step) for size, step in zip(shape, stride, strict=True) if step]
     return math.prod(size for size, _ in kept) <= 1 + sum((size - 1) * step for size, step in kept)
 
@@ -275,7 +275,7 @@ Needs only torch. Exits with 1 if the values are not finite again.
 {reading}
 
 def describe(x, places):
-    """Say how many values are not finite, and which values are at the places."""
+    """Describe how many values are not finite, and which values are at the places."""
     bad = int((~torch.isfinite(x.double())).sum())
     values = ", ".join(f"{{place}}: {{x[tuple(place)].item()}}" for place in places)
     return f"{{bad}} of {{x.numel()}} not finite" + (f";  {{values}}" if values else "")

@@ -308,7 +308,7 @@ def _key(event: Event) -> EventKey:
 
 
 def _is_same(before: Event, now: Event) -> bool:
-    """Say whether two tensors are bit for bit the same; the bits of a NaN mean nothing."""
+    """Return whether two tensors are bit for bit the same; the bits of a NaN mean nothing."""
     if before.hash == now.hash and before.shape == now.shape and before.dtype == now.dtype:
         return True
     numbers = [(x.num_nan, x.num_posinf, x.num_neginf, x.min, x.max, x.l2) for x in (before, now)]

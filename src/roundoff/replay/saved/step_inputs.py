@@ -31,15 +31,7 @@ from roundoff.replay.saved.tape_json import (
     name_of_function,
 )
 from roundoff.replay.state import Training
-from roundoff.replay.step_tape import (
-    Ambient,
-    BackwardEntry,
-    FunctionEntry,
-    LoopEntry,
-    ModelEntry,
-    StepTape,
-    TapeEntry,
-)
+from roundoff.replay.step_tape import Ambient, BackwardEntry, FunctionEntry, LoopEntry, ModelEntry, StepTape, TapeEntry
 from roundoff.runs import JsonValue, RunWriter, TensorWriter
 from roundoff.torch_private import clip_function, device_of_scaler
 

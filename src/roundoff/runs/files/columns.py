@@ -27,7 +27,7 @@ Places: TypeAlias = Array | slice
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interned:
-    """A column of strings: one int32 code per row, and what each code stands for; -1 is null.
+    """A column of strings: one int32 code per row, and the string of each code; -1 is null.
 
     >>> Interned(codes=np.array([1, 1, -1], dtype=np.int32), values=["fc1", "fc2"]).to_list()
     ['fc2', 'fc2', None]
@@ -63,16 +63,16 @@ class Interned:
         return [self.values[code] for code in np.unique(self.codes).tolist() if code >= 0]
 
     def matches(self, predicate: Callable[[str], bool]) -> Mask:
-        """Say which rows hold a string of some kind; each distinct one is looked at once."""
+        """Return which rows hold a string of some kind; each distinct one is looked at once."""
         fits = np.array([*map(predicate, self.values), False], dtype=bool)
         return np.asarray(fits[self.codes])
 
     def equals(self, text: str) -> Mask:
-        """Say which rows hold this string."""
+        """Return which rows hold this string."""
         return self.matches(lambda value: value == text)
 
     def starts_with(self, text: str) -> Mask:
-        """Say which rows hold a string that begins with this one."""
+        """Return which rows hold a string that begins with this one."""
         return self.matches(lambda value: value.startswith(text))
 
     def take(self, places: Places) -> Interned:
@@ -143,7 +143,7 @@ class Rows:
         return column
 
     def numbers(self, name: str) -> Array:
-        """Return a column of numbers or bytes as an array; in one of floats NaN stands for null."""
+        """Return a column of numbers or bytes as an array; in one of floats null becomes NaN."""
         column = self.columns[name]
         assert isinstance(column, Values), name
         if column.nulls is None or column.array.dtype.kind != "f":

@@ -109,7 +109,7 @@ def next_free_name(base: Path | str, stem: str) -> Path:
 
 
 def unwritable_error(folder: Path, error: OSError | MemoryError) -> RunFolderError:
-    """Say that no run can be written there."""
+    """Return the error for a folder into which no run can be written."""
     return RunFolderError.explain(
         f"No run can be written to '{folder}'.",
         why=f"{error.filename or folder}: {error.strerror}." if isinstance(error, OSError) else "memory ran out.",

@@ -153,7 +153,7 @@ class TensorWriter:
             data: the elements in row-major order; an array of any dtype, or anything with the bytes.
             dtype: as safetensors names it: F32, BF16, F8_E4M3, I64, BOOL, ...
             shape: empty for a scalar.
-            content_hash: 64 bits that stand for the content; without it the tensor is always stored.
+            content_hash: a 64-bit hash of the content; without it the tensor is always stored.
         """
         self._attempt(lambda: self._add(key, data, dtype, tuple(shape), content_hash))
 

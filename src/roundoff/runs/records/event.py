@@ -163,7 +163,7 @@ class StepOp:
 
     @property
     def first(self) -> Event:
-        """An event that tells op, phase and microbatch."""
+        """An event with its op, phase and microbatch."""
         return (self.outputs or self.inputs)[0]
 
     @property

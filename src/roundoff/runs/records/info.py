@@ -37,7 +37,7 @@ class Ending:
     memory_bytes: int | None = None
     """All the memory there is for it: the machine's, or its control group's limit."""
     num_oom_kills: int | None = None
-    """How many processes the kernel killed for lack of memory while it ran; None if the kernel does not report it."""
+    """How many processes the kernel killed out of memory while it ran; None if the kernel does not report it."""
     seconds_without_progress: float | None = None
     """How long it made no progress in its longest hang; None if it never hung."""
     has_gone_on: bool = False
@@ -131,7 +131,7 @@ def script_words(info: RunInfo) -> str:
 
 
 def sketches_line_up(a: RunInfo, b: RunInfo) -> bool:
-    """Say whether the sketches of two runs were made with the same signs, so that their difference means something."""
+    """Return whether the sketches of two runs were made with the same signs, so that they can be compared."""
     return (a.version < 2) == (b.version < 2)
 
 

@@ -36,7 +36,7 @@ _GRACE_SECONDS = 5.0
 """How long a child may take to stop before it is killed."""
 _MAX_WAIT_FOR_OTHERS_SECONDS = 15.0
 _MIN_READ_BYTES = 4096
-"""A script that has not begun to train gets on if it reads this much; what a thread reads that only waits is less."""
+"""A script that has not begun to train makes progress if it reads this much; a thread that only waits reads less."""
 _FATAL = "Fatal Python error"
 _ENDING_SIGNALS = {getattr(signal, name, 0) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")}
 _STOP_SIGNALS = {getattr(signal, name, 0) for name in ("SIGTSTP", "SIGTTIN", "SIGTTOU")}
@@ -132,7 +132,7 @@ class ChildMonitor:
                 self._report_hang(location, now, hang_after)
 
     def _reads_files(self) -> bool:
-        """Say whether the child has read from files since this last said so: imports and data may take long to load."""
+        """Return whether the child has read from files since the last call: imports and data may take long to load."""
         num_bytes = num_bytes_read(self._child)
         has_read = num_bytes - self._num_bytes_read >= _MIN_READ_BYTES
         if has_read:
@@ -291,7 +291,7 @@ def _clock() -> str:
 
 
 def wait_for_endings(folder: Path, *, ranks: Iterable[int], seconds: float = 15.0) -> bool:
-    """Wait until the endings of these ranks are in the run folder, and say whether they are.
+    """Wait until the endings of these ranks are in the run folder, and return whether they are.
 
     Ranks end at different times, and hang together: one by itself, the others because they wait for it. Each has a
     parent of its own, which first saves its stacks.
@@ -310,7 +310,7 @@ _MAX_FRAMES = 64
 
 
 def write_native_stacks(process: int, path: Path, *, heading: str) -> bool:
-    """Append the stacks of all threads of a process to a file, and say whether that worked.
+    """Append the stacks of all threads of a process to a file, and return whether that worked.
 
     The process is stopped meanwhile, for a few seconds, and then continues.
     """

@@ -31,7 +31,7 @@ STACKS_SIGNAL = getattr(signal, "SIGRTMAX", 64) - 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunLocation:
-    """What the child tells its parent about the run once its folder exists."""
+    """What the child reports to its parent about the run once its folder exists."""
 
     folder: str
     """An absolute path: the script may change the working directory."""
@@ -110,7 +110,7 @@ class SharedPage:
 
 
 class GroupSentinel:
-    """A process that does nothing but be sent signals: one that reaches it was sent to all processes, the child too.
+    """A process that only receives signals: one that reaches it was sent to all processes, the child included.
 
     A signal sent to the parent alone must be forwarded, one sent to the process group (or by a scheduler to every
     process of a job) must not, or the child would receive it twice. Nothing else distinguishes them.
@@ -120,7 +120,7 @@ class GroupSentinel:
         self._process = self._fork()
 
     def has_received(self, number: int) -> bool:
-        """Say whether a signal that this process has just received reached the sentinel, too."""
+        """Return whether a signal that this process has just received reached the sentinel, too."""
         deadline = time.monotonic() + 0.1  # it may be a moment later
         while not self._is_pending(number):
             if time.monotonic() > deadline or self._process is None:

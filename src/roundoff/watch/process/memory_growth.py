@@ -31,15 +31,15 @@ MIN_GROWTH_PER_STEP = 2048
 """Bytes; less than this per step is a list of numbers, not a leak."""
 MAX_LOOKS = 5
 _FREE_LOOKS = 2
-"""The second tells what has grown since the first; those after it only tell whether that goes on."""
+"""The second shows what has grown since the first; later ones only show whether it keeps growing."""
 _LOOK_SHARE = 0.01
 _FREE_CHECKS = 2
 _MIN_CHECKED_STEPS = 40
 """What grew is checked again after at least this many steps, and at least as many as there were before."""
 _MIN_SHARE_IN_USE = 0.25
-"""So much of a growth that nothing in Python explains must be in use at the end, and not free."""
+"""At least this share of a growth that nothing in Python explains must be in use at the end, and not free."""
 STEPS_BETWEEN_LOOKS = 8
-"""What grows by one entry per step stands out only after a few steps."""
+"""What grows by one entry per step is noticeable only after a few steps."""
 _NUM_SEGMENTS = 8
 _MAX_KEEPERS = 5
 _MIN_LENGTH = 16
@@ -129,7 +129,7 @@ class MemoryFollower:
         return self._num_checks < _FREE_CHECKS or self._look_seconds <= allowed
 
     def _check(self, step: int, frame: FrameType | None) -> None:
-        """See whether what grew still does: a buffer that is full stays as it is, even if the allocator takes more."""
+        """Check whether what grew still grows: a full buffer stays as it is, even if the allocator takes more."""
         assert self._before is not None
         since, before = self._before
         num_steps = step - since
@@ -247,7 +247,7 @@ def steady_growth(samples: list[tuple[int, int]]) -> tuple[int, int] | None:
 
 
 def levels_off(samples: list[tuple[int, int]]) -> bool:
-    """Say whether the memory grew in the last quarter of the samples at less than a quarter of its rate until then."""
+    """Return whether memory grew in the last quarter of the samples at less than a quarter of its rate before."""
     if len(samples) < 2 * _NUM_SEGMENTS:
         return False
     floors = _floors(samples)
@@ -394,7 +394,7 @@ def last_entry(container: Any) -> Any:
 
 
 def has_graph(value: Any, *, depth: int = 2) -> bool:
-    """Say whether a value is or contains a tensor with an autograd graph."""
+    """Return whether a value is or contains a tensor with an autograd graph."""
     if type(value) in _TENSORS:
         return value.grad_fn is not None
     if depth and isinstance(value, (list, tuple)):

@@ -86,7 +86,7 @@ class ProcessGuard:
             self._page.announce(RunLocation(folder=str(folder), rank=rank, is_sync=is_sync, has_ops=has_ops))
 
     def move_to(self, folder: Path) -> None:
-        """Take note that the run folder was moved; the files in it are open, and stay so."""
+        """Note that the run folder was moved; the files in it stay open."""
         if self._stacks is not None:
             self._stacks = folder / self._stacks.name
         location = None if self._page is None else self._page.location()

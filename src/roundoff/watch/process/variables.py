@@ -101,7 +101,7 @@ def _inside(named: NamedObject) -> Iterator[NamedObject]:
 
 
 def _is_foreign(value: Any) -> bool:
-    """Say whether a value leads to nothing of the training."""
+    """Return whether a value leads to nothing of the training."""
     if isinstance(value, (ModuleType, type, int, float, str, bytes, FunctionType, BuiltinFunctionType)):
         return True
     return _is_ours(value)
@@ -176,7 +176,7 @@ def _adds_to(node: ast.AST, name: str) -> bool:
 
 
 def _is_about(node: ast.AST, name: str) -> bool:
-    """Say whether an expression is the name, an attribute by that name, or an entry of either."""
+    """Return whether an expression is the name, an attribute by that name, or an entry of either."""
     while isinstance(node, ast.Subscript):
         node = node.value
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
