@@ -29,7 +29,8 @@ def _evidence(finding: Finding, trials: Sequence[WhatIfProbe]) -> Iterator[JsonV
     for trial in trials:
         if trial.step == finding.step and finding.rank in (None, 0):
             yield {
-                "tried": trial.text, "steps": [trial.first_step, trial.step], "is_good": trial.is_good,
+                "tried": trial.text, "change": trial.change, "steps": [trial.first_step, trial.step],
+                "is_good": trial.is_good, "is_spike": trial.is_spike,
                 "effect": "the loss does not jump" if trial.is_spike else "losses and weights stay finite",
             }  # fmt: skip
 
