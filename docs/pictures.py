@@ -44,6 +44,11 @@ DIGITS = {
 }
 """Pictures of a healthy run on handwritten digits."""
 MARGIN = 16
+ALL_DRAWN = """() => [...document.querySelectorAll(".plot")].every((place) => {
+  const { top, bottom, height } = place.getBoundingClientRect();
+  return !height || top > innerHeight || bottom < 0 || place.querySelector(".main-svg");
+})"""
+"""Charts are drawn when they come into view."""
 
 
 def trained() -> Run:
@@ -102,8 +107,10 @@ def take_all(browser: Browser, run: Run, pictures: dict[str, tuple[str, str]], *
 
 def take(tab: Page, *, first: str, last: str, to: Path) -> None:
     """Write a picture of everything from one element to another."""
-    tab.locator(last).scroll_into_view_if_needed()
-    tab.wait_for_timeout(1000)  # charts are drawn when they come into view
+    for place in (first, last):
+        tab.locator(place).first.scroll_into_view_if_needed()
+        tab.wait_for_timeout(500)
+        tab.wait_for_function(ALL_DRAWN, timeout=120_000)
     tab.evaluate("() => scrollTo(0, 0)")
     above, below = tab.locator(first).first.bounding_box(), tab.locator(last).first.bounding_box()
     assert above is not None
