@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from roundoff.diagnose import diagnose_run
-from roundoff.diagnose.diagnosis import view_run
+from roundoff.diagnose.diagnosis import diagnose_and_save, view_run
 from roundoff.report.run_page.document import run_page
 from roundoff.runs import Run
 from roundoff.serve.app import App
@@ -54,9 +54,11 @@ ALL_DRAWN = """() => [...document.querySelectorAll(".plot")].every((place) => {
 def trained() -> Run:
     """Do what the Python block of the page says, in the current folder, and return the run that broke."""
     (block,) = re.findall(r"^```python\n(.*?)^```$", (DOCS / "report.md").read_text(), re.S | re.M)
-    exec(compile(block, "report.md", "exec"), {"__name__": "__main__"})
+    script = Path("train.py").absolute()
+    script.write_text(block)
+    exec(compile(block, script, "exec"), {"__name__": "__main__"})
     run = Run.open("runs/broken")
-    run.write_findings(diagnose_run(run).findings)
+    diagnose_and_save(run, code_is_at_hand=True)
     return run
 
 
