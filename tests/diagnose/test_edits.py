@@ -127,7 +127,7 @@ for epoch in range(3):
         ),
         ("mask-inverted", {}, [(14, "replace", "=mask)", "=mask.logical_not())")]),
         ("tie-broken", {"parameter": "out.weight"}, [(4, "replace", "", "model.out.weight = model.embed.weight")]),
-        ("zero-init", {}, [(5, "remove", "", None), (6, "remove", "", None)]),
+        ("zero-init", {}, [(6, "remove", "", None), (5, "remove", "", None)]),
         ("not-in-optimizer", {}, [(7, "replace", "model.body.parameters()", "model.parameters()")]),
         ("lr-zero", {}, [(9, "replace", "step // 500", "step / 500")]),
         ("scheduler-rate", {}, [(17, "remove", "", None), (18, "insert", None, "    scheduler.step()")]),

@@ -68,7 +68,9 @@ def _random_start(finding: Finding, code: ScriptCode) -> list[Edit]:
     init = [call for call in outside if (receiver(call) or "").endswith("init")] or outside
     if len(init) == 1 and (receiver(init[0]) or "").endswith("init"):
         filling, loop = code.statement_of(init[0]), code.loop_of(init[0])
-        return code.remove(loop if loop is not None and loop.body == [filling] and not loop.orelse else filling)
+        if loop is None or loop.body != [filling] or loop.orelse:
+            return code.remove(filling)
+        return sorted(code.remove(loop), key=lambda edit: -edit.line)  # the line at fault first
     return [edit for call in init[:1] for edit in code.change(call)]
 
 
