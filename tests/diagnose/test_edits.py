@@ -186,3 +186,16 @@ def test_removes_no_line_that_has_more_on_it(tmp_path: Path):
     script = MODEL.replace("for parameter in model.parameters():\n    ", "print(1); ").replace("(parameter)", "(w)")
     (edit,) = edits_of(tmp_path, "zero-init", script=script)
     assert (edit.action, edit.line) == ("change", 5)
+
+
+def test_loads_the_state_of_an_optimizer_that_a_function_returned(tmp_path: Path):
+    script = """\
+model, optimizer = built()
+model.load_state_dict(saved["model"])
+for x in batches:
+    optimizer.zero_grad()
+    model(x).mean().backward()
+    optimizer.step()
+"""
+    (edit,) = edits_of(tmp_path, "optimizer-state-lost", script=script, evidence=({"keys": ["optim"]},))
+    assert (edit.line, edit.new) == (3, 'optimizer.load_state_dict(saved["optim"])')

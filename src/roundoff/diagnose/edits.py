@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -285,7 +286,9 @@ def _load_optimizer(finding: Finding, code: ScriptCode) -> list[Edit]:
     given = load.args[0] if load is not None and load.args else None
     if load is None or code.optimizer_name is None or not isinstance(given, ast.Subscript):
         return [] if load is None else code.change(load)
-    text = f'{code.optimizer_name}.load_state_dict({ast.unparse(given.value)}["optimizer"])'
+    keys = next((item["keys"] for item in finding.evidence if isinstance(item, dict) and "keys" in item), None)
+    key = keys[0] if isinstance(keys, list) and len(keys) == 1 else "optimizer"
+    text = f"{code.optimizer_name}.load_state_dict({ast.unparse(given.value)}[{json.dumps(key)}])"
     return code.insert_after(code.statement_of(load), text)
 
 

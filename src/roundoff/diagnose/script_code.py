@@ -46,8 +46,11 @@ class ScriptCode:
 
     @cached_property
     def optimizer_name(self) -> str | None:
-        """The variable that holds the optimizer."""
-        return self.name_of(self.optimizer)
+        """The variable that holds the optimizer: what it is assigned to, else what is both cleared and stepped."""
+        used = {receiver(call) for call in self.calls_of("zero_grad")} & {
+            receiver(call) for call in self.calls_of("step")
+        }
+        return self.name_of(self.optimizer) or (used.pop() if len(used) == 1 else None)
 
     def name_of(self, value: ast.expr | None) -> str | None:
         """Return the name that a value is assigned to."""
