@@ -1,9 +1,10 @@
 """The page of a run of 1,000 steps x 500 sites, every step recorded: how long it takes to write, its size, its opening.
 
-Must: written within 5 s, 8 MB at most, interactive in chromium within 3 s. Seconds are of processor time, which is what
+Must: written within 4 s, 8 MB at most, complete in chromium within 2 s. Seconds are of processor time, which is what
 it takes on an idle machine; wall time is printed next to it. The run is diagnosed, like any run that was
-watched; writing includes starting Python and torch. Interactive: every script of the page has run, and the list of
-steps answers; counted is the page's main thread. Without chromium the last one is left out.
+watched; writing includes starting Python. Complete: the list of steps answers, and the chart of the loss is drawn;
+counted is the page's main thread. The list answers before charts are drawn: when, is read from the page's own clock.
+Without chromium both are left out.
 
 python benchmarks/report_run.py [--steps 1000] [--sites 500] [--keep FOLDER] [--json]
 """
@@ -41,11 +42,17 @@ from roundoff.runs import (
     TensorFacts,
 )
 
-MUST_SECONDS, MUST_BYTES, MUST_OPEN_SECONDS = 5.0, 8e6, 3.0
+MUST_SECONDS, MUST_BYTES, MUST_OPEN_SECONDS = 4.0, 8e6, 2.0
 BATCH = (32, 3, 64, 64)
 NUM_KEPT = 8
 STEPS_PER_PART = 20
 PARTS = ("ln1", "attn.qkv", "attn.proj", "ln2", "mlp.fc1", "mlp.fc2")
+ANSWER = """addEventListener("DOMContentLoaded", () => {
+  const choice = document.getElementById("step-choice");
+  choice.selectedIndex = 0;
+  choice.dispatchEvent(new Event("change"));
+  requestAnimationFrame(() => { globalThis.answeredSeconds = performance.now() / 1000; });
+});"""
 CHROMIUM_FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking")
 
 
@@ -185,8 +192,8 @@ def seconds_of(*command: str) -> Seconds:
     return Seconds(after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime, clock)
 
 
-def seconds_to_open(page: Path) -> Seconds | None:
-    """Return after how long the page answers in chromium; None if there is none."""
+def seconds_to_open(page: Path) -> tuple[Seconds, float] | None:
+    """Return after how long the page is complete in chromium, and when its list answered; None if there is none."""
     program = shutil.which("chromium")
     if program is None:
         return None
@@ -197,14 +204,16 @@ def seconds_to_open(page: Path) -> Seconds | None:
         tab = browser.new_page(viewport={"width": 1366, "height": 768})
         session = tab.context.new_cdp_session(tab)
         session.send("Performance.enable", {"timeDomain": "threadTicks"})
+        tab.add_init_script(ANSWER)
         began = time.perf_counter()
         tab.goto(page.resolve().as_uri())
-        tab.locator("#step-choice").select_option(index=0)
         tab.locator("#step-table tbody tr").first.wait_for()
+        tab.locator("[data-chart=loss] .main-svg").first.wait_for()
         clock = time.perf_counter() - began
         measured = {each["name"]: each["value"] for each in session.send("Performance.getMetrics")["metrics"]}
+        answered = tab.evaluate("answeredSeconds")
         browser.close()
-    return Seconds(measured["TaskDuration"], clock)
+    return Seconds(measured["TaskDuration"], clock), answered
 
 
 def main() -> int:
@@ -224,16 +233,19 @@ def main() -> int:
         page = folder / "report.html"
         size_bytes = page.stat().st_size
         opened = [seconds_to_open(page) for _ in range(options.rounds)]
-    open_seconds = min((seconds for seconds in opened if seconds is not None), default=None)
+    open_seconds, answered = min((seconds for seconds in opened if seconds is not None), default=(None, None))
     if options.json:
         figures = {"seconds": written, "torch_seconds": started, "bytes": size_bytes, "open_seconds": open_seconds}
+        figures["answered_seconds"] = answered
         print(json.dumps(figures))
     else:
-        opening = "not measured, there is no chromium" if open_seconds is None else f"after {open_seconds}"
+        opening = "not measured, there is no chromium"
+        if open_seconds is not None:
+            opening = f"after {open_seconds}, its list answers after {answered:.2f} s by the clock"
         print(f"page of {options.steps} steps x {options.sites} sites")
         print(f"  written in {written}, of which importing torch {started}; must {MUST_SECONDS:g} s")
         print(f"  {size_bytes / 1e6:.2f} MB; must {MUST_BYTES / 1e6:g} MB")
-        print(f"  interactive in chromium {opening}; must {MUST_OPEN_SECONDS:g} s")
+        print(f"  complete in chromium {opening}; must {MUST_OPEN_SECONDS:g} s")
     too_slow = open_seconds is not None and open_seconds.processor > MUST_OPEN_SECONDS
     return int(written.processor > MUST_SECONDS or size_bytes > MUST_BYTES or too_slow)
 

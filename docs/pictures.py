@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from roundoff.diagnose import diagnose_run
-from roundoff.diagnose.diagnosis import view_run
+from roundoff.diagnose.diagnosis import diagnose_and_save, view_run
 from roundoff.report.run_page.document import run_page
 from roundoff.runs import Run
 from roundoff.serve.app import App
@@ -44,14 +44,21 @@ DIGITS = {
 }
 """Pictures of a healthy run on handwritten digits."""
 MARGIN = 16
+ALL_DRAWN = """() => [...document.querySelectorAll(".plot")].every((place) => {
+  const { top, bottom, height } = place.getBoundingClientRect();
+  return !height || top > innerHeight || bottom < 0 || place.querySelector(".main-svg");
+})"""
+"""Charts are drawn when they come into view."""
 
 
 def trained() -> Run:
     """Do what the Python block of the page says, in the current folder, and return the run that broke."""
     (block,) = re.findall(r"^```python\n(.*?)^```$", (DOCS / "report.md").read_text(), re.S | re.M)
-    exec(compile(block, "report.md", "exec"), {"__name__": "__main__"})
+    script = Path("train.py").absolute()
+    script.write_text(block)
+    exec(compile(block, script, "exec"), {"__name__": "__main__"})
     run = Run.open("runs/broken")
-    run.write_findings(diagnose_run(run).findings)
+    diagnose_and_save(run, code_is_at_hand=True)
     return run
 
 
@@ -102,8 +109,10 @@ def take_all(browser: Browser, run: Run, pictures: dict[str, tuple[str, str]], *
 
 def take(tab: Page, *, first: str, last: str, to: Path) -> None:
     """Write a picture of everything from one element to another."""
-    tab.locator(last).scroll_into_view_if_needed()
-    tab.wait_for_timeout(1000)  # charts are drawn when they come into view
+    for place in (first, last):
+        tab.locator(place).first.scroll_into_view_if_needed()
+        tab.wait_for_timeout(500)
+        tab.wait_for_function(ALL_DRAWN, timeout=120_000)
     tab.evaluate("() => scrollTo(0, 0)")
     above, below = tab.locator(first).first.bounding_box(), tab.locator(last).first.bounding_box()
     assert above is not None

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, expect
 
 from roundoff.diagnose.diagnosis import view_run
 from roundoff.report.run_page.document import run_page
@@ -67,6 +67,19 @@ def test_the_verdict_is_the_first_thing_one_sees(page: Page) -> None:
     expect(page.locator("#verdict .finding").first).to_contain_text("fp16 matmul overflowed")
     expect(page.locator("#verdict .finding .fix").first).to_be_in_viewport()
     expect(page.locator("#verdict")).to_contain_text("body / aten.bmm#0")
+
+
+def test_lists_and_tables_work_before_the_charts_are_drawn(broken: Path, browser: Browser) -> None:
+    page = browser.new_page()
+    page.add_init_script("""addEventListener("DOMContentLoaded", () => {
+        globalThis.early = [typeof Plotly, document.querySelectorAll("#step-table tbody tr").length];
+    });""")
+    page.goto(broken.as_uri())
+    expect(page.locator("[data-chart=loss] .main-svg").first).to_be_visible()
+    kind, num_rows = page.evaluate("early")
+    assert kind == "undefined"
+    assert num_rows > 0
+    page.close()
 
 
 def test_every_chart_is_drawn_when_one_comes_to_it(tab: Tab) -> None:

@@ -136,3 +136,11 @@ def test_ranks_are_a_matrix_with_hostile_names_as_text(tmp_path: Path, open_tab:
     expect(page.locator("#ranks td.odd")).to_have_text("B")
     page.locator("#ranks .scrolling").focus()
     expect(page.locator("#ranks .scrolling")).to_be_focused()
+
+
+def test_printed_tables_keep_their_headings_and_the_names_in_their_rows(page: Page) -> None:
+    page.emulate_media(media="print")
+    expect(page.locator("#exponents .filtered th button").first).to_be_visible()
+    expect(page.locator("#exponents .filtered td button.link").first).to_be_visible()
+    expect(page.locator("#exponents .controls")).not_to_be_visible()
+    page.emulate_media(media="screen")

@@ -175,3 +175,29 @@ def stderr_and_code_without_reader(command: list[str], folder: Path) -> tuple[st
     finally:
         os.close(writer)
     return answer.stderr, answer.returncode
+
+
+def test_says_where_options_of_the_script_go():
+    text = CliRunner().invoke(command_line, ["run", "--lr", "3", "train.py"]).stderr
+    assert "Options of the script come after it: roundoff run train.py --lr ..." in text
+    text = CliRunner().invoke(command_line, ["report", "--lr", "3"]).stderr
+    assert "No such option '--lr'" in text
+    assert "script" not in text
+
+
+def test_names_the_newest_run_where_none_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    answer = CliRunner().invoke(command_line, ["report"])
+    assert (answer.exit_code, answer.stderr.splitlines()[-1]) == (
+        2,
+        "Error: Missing argument 'RUN'. There is none in runs/ here.",
+    )
+    for number, name in enumerate(("b", "a")):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "run.json").write_text("{}")
+        os.utime(tmp_path / "runs" / name / "run.json", (number, number))
+    assert (
+        CliRunner()
+        .invoke(command_line, ["diagnose"])
+        .stderr.endswith("Missing argument 'RUN'. The newest run here: roundoff diagnose runs/a\n")
+    )

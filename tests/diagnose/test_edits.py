@@ -94,3 +94,108 @@ def test_files_are_read_only_where_the_script_just_ran_and_earlier_edits_are_kep
     (kept,) = with_edits(run, [finding("missing-zero-grad", step=9)], is_at_hand=False)
     assert kept.edits == found[0].edits != ()
     assert Finding.from_object(json.loads(json.dumps(kept.to_object()))) == kept
+
+
+MODEL = """\
+import torch
+from torch import nn
+model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.1), nn.Linear(8, 8), nn.Linear(8, 1))
+model.out.weight.data.copy_(model.embed.weight.data)
+for parameter in model.parameters():
+    nn.init.zeros_(parameter)
+optimizer = torch.optim.SGD(model.body.parameters(), lr=0.1)
+model.head = nn.Linear(8, 1)
+scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, step // 500))
+for epoch in range(3):
+    for x, y, mask in batches:
+        mean = x.mean(dim=-1)
+        variance = (x**2).mean(dim=-1) - mean**2
+        loss = nn.functional.mse_loss(model(x, key_padding_mask=mask), y)
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("rule", "place", "expected"),
+    [
+        (
+            "loss-broadcast",
+            {"source": "train.py:14", "evidence": ({"input": [32, 1], "target": [32], "loss": [32, 32]},)},
+            [(14, "replace", " y)", " y.unsqueeze(-1))")],
+        ),
+        ("mask-inverted", {}, [(14, "replace", "=mask)", "=mask.logical_not())")]),
+        ("tie-broken", {"parameter": "out.weight"}, [(4, "replace", "", "model.out.weight = model.embed.weight")]),
+        ("zero-init", {}, [(6, "remove", "", None), (5, "remove", "", None)]),
+        ("not-in-optimizer", {}, [(7, "replace", "model.body.parameters()", "model.parameters()")]),
+        ("lr-zero", {}, [(9, "replace", "step // 500", "step / 500")]),
+        ("scheduler-rate", {}, [(17, "remove", "", None), (18, "insert", None, "    scheduler.step()")]),
+        (
+            "cancellation",
+            {"source": "train.py:13"},
+            [(13, "replace", "(x**2).mean(dim=-1) - mean**2", "x.var(dim=-1, correction=0)")],
+        ),
+        (
+            "affine-network",
+            {"evidence": ({"sites": ["0", "2", "3"]},)},
+            [
+                (
+                    3,
+                    "replace",
+                    "",
+                    "nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 8), nn.ReLU(), "
+                    "nn.Linear(8, 1))",
+                )
+            ],
+        ),
+    ],
+)
+def test_says_what_to_write_where_the_model_is_built(
+    tmp_path: Path, rule: str, place: dict[str, object], expected: list[tuple[int, str, str | None, str | None]]
+):
+    made = edits_of(tmp_path, rule, script=MODEL, **place)
+    for edit, (line, action, old, new) in zip(made, expected, strict=True):
+        assert (edit.line, edit.action, edit.new) == (line, action, new)
+        assert not old or edit.old == old
+
+
+def test_gives_the_target_the_dimension_of_the_prediction(tmp_path: Path):
+    evidence = ({"input": [32, 1], "target": [32], "loss": [32, 32]},)
+    script = MODEL.replace("mse_loss(model(x, key_padding_mask=mask), y)", "mse_loss(model(x), 2 * labels[rows])")
+    (edit,) = edits_of(tmp_path, "loss-broadcast", script=script, source="train.py:14", evidence=evidence)
+    assert (edit.old, edit.new) == ("2 * labels[rows]", "(2 * labels[rows]).unsqueeze(-1)")
+    (tmp_path / "other").mkdir()
+    other = ({"input": [32], "target": [32, 1], "loss": [32, 32]},)
+    (edit,) = edits_of(tmp_path / "other", "loss-broadcast", script=script, source="train.py:14", evidence=other)
+    assert edit.action == "change"
+
+
+def test_builds_the_optimizer_after_the_last_change_of_its_model(tmp_path: Path):
+    script = MODEL.replace("model.body.parameters()", "model.parameters()")
+    removed, inserted = edits_of(tmp_path, "stale-optimizer-parameters", script=script)
+    assert (removed.action, removed.line, inserted.action, inserted.line) == ("remove", 7, "insert", 9)
+    assert inserted.new == "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)"
+    (tmp_path / "used").mkdir()
+    used = script.replace("model.head =", "print(optimizer)\nmodel.head =")
+    (edit,) = edits_of(tmp_path / "used", "stale-optimizer-parameters", script=used)
+    assert (edit.action, edit.line) == ("change", 7)
+
+
+def test_removes_no_line_that_has_more_on_it(tmp_path: Path):
+    script = MODEL.replace("for parameter in model.parameters():\n    ", "print(1); ").replace("(parameter)", "(w)")
+    (edit,) = edits_of(tmp_path, "zero-init", script=script)
+    assert (edit.action, edit.line) == ("change", 5)
+
+
+def test_loads_the_state_of_an_optimizer_that_a_function_returned(tmp_path: Path):
+    script = """\
+model, optimizer = built()
+model.load_state_dict(saved["model"])
+for x in batches:
+    optimizer.zero_grad()
+    model(x).mean().backward()
+    optimizer.step()
+"""
+    (edit,) = edits_of(tmp_path, "optimizer-state-lost", script=script, evidence=({"keys": ["optim"]},))
+    assert (edit.line, edit.new) == (3, 'optimizer.load_state_dict(saved["optim"])')

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from roundoff.report import answers_text, findings_text, watched_text
-from roundoff.report.findings_text import failure_lines
-from roundoff.runs import Answer, Failure, Finding, RuleAnswer, Severity
+from roundoff.report.findings_text import failure_lines, finding_text
+from roundoff.runs import Answer, Edit, Failure, Finding, RuleAnswer, Severity
 
 OVERFLOW = Finding(
     rule="overflow",
@@ -154,3 +154,15 @@ def test_checks_that_failed_are_one_line_of_bugs_and_one_of_damage() -> None:
 
 def test_long_trainings_are_reported_in_hours() -> None:
     assert watched_text(num_steps=9, seconds=7384.0) == "watched 9 steps in 2 h 3 min"
+
+
+def test_edits_that_say_what_to_write_are_shown_with_the_fix() -> None:
+    what = dict(rule="missing-zero-grad", severity=Severity.ERROR, confidence=1, title="never cleared", why="seen")
+    edit = Edit(file="train.py", line=7, action="insert", new="    optimizer.zero_grad()")
+    text = finding_text(Finding(**what, fix="call zero_grad()", edits=(edit,)))
+    assert text.splitlines()[-2:] == [
+        "  fix    call zero_grad()",
+        "  edit   train.py:7: insert before it 'optimizer.zero_grad()'",
+    ]
+    pointing = Edit(file="train.py", line=7, action="change", old="loss.backward()")
+    assert "edit" not in finding_text(Finding(**what, fix="call zero_grad()", edits=(pointing,)))

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -135,13 +136,31 @@ class LazyGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; an error that escapes it becomes a message and an exit code."""
         with exit_codes():
-            return super().invoke(ctx)
+            try:
+                return super().invoke(ctx)
+            except (click.NoSuchOption, click.MissingParameter) as error:
+                hint = _hint(error)
+                words = error.message if hint and error.message else error.format_message()
+                raise click.UsageError(f"{words} {hint}".strip(), ctx=error.ctx) from error
 
 
 def _load(name: str) -> click.Command:
     module = name.replace("-", "_")
     command: click.Command = getattr(importlib.import_module(f"{__name__}.{module}"), f"{module}_command")
     return command
+
+
+def _hint(error: click.UsageError) -> str:
+    """Return what a reader who made this mistake probably wants to type."""
+    called = error.ctx.command_path if error.ctx is not None else "roundoff"
+    if isinstance(error, click.NoSuchOption):
+        if error.ctx is None or error.ctx.allow_interspersed_args:
+            return ""
+        return f"Options of the script come after it: {called} train.py {error.option_name} ..."
+    if not isinstance(error, click.MissingParameter) or error.param is None or error.param.metavar != "RUN":
+        return ""
+    found = max(Path("runs").glob("*/run.json"), key=lambda path: path.stat().st_mtime, default=None)
+    return f"The newest run here: {called} {found.parent}" if found is not None else "There is none in runs/ here."
 
 
 def _refuse_without_torch(**options: Any) -> NoReturn:

@@ -34,7 +34,7 @@ _EDIT: Shape = {
     "old": "str?",
     "new": "str?",
 }
-_FINDING: Shape = {
+_FINDING: dict[str, Shape] = {
     "id": "str: the code and four digits, the same for the same fault in every run",
     "rule": "str: a code of `roundoff docs my-training-is-wrong`",
     "severity": "str: error, warning or note",
@@ -50,7 +50,7 @@ _FINDING: Shape = {
     "why": "str",
     "fix": "str",
     "edits": [_EDIT],
-    "evidence": ["any"],
+    "evidence": ["any"],  # the schema has EVIDENCE_KEYS there
     "related": ["finding"],
 }
 _ANSWER: Shape = {"checks": "str", "codes": ["str"], "answer": "str", "reason": "str?"}
@@ -226,7 +226,11 @@ def schema_of(name: str) -> dict[str, Any]:
         if each.get("type") == "object":
             each["properties"] = {"schema": {"const": schema_id(name)}, **each["properties"]}
             each["required"] = ["schema", *each["required"]]
-    return {"$schema": DIALECT, "$id": schema_id(name), **schema, "$defs": {"finding": _schema(_FINDING)}}
+    from roundoff.diagnose.evidence_keys import EVIDENCE_KEYS
+
+    measured: Shape = {f"{name}?": shape for name, shape in EVIDENCE_KEYS.items()}
+    finding = _schema({**_FINDING, "evidence": [(measured, "any")]})
+    return {"$schema": DIALECT, "$id": schema_id(name), **schema, "$defs": {"finding": finding}}
 
 
 def _schema(shape: Shape) -> dict[str, Any]:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import ast
 import contextlib
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeAlias
 
+from roundoff.diagnose.model_edits import MODEL_WRITERS, Writer
 from roundoff.diagnose.quoted_code import read_user_code
 from roundoff.diagnose.script_code import ScriptCode, called_name, first_after, keyword, receiver
 from roundoff.errors import RoundoffError
 from roundoff.runs import Edit, Finding, Run
-
-Writer: TypeAlias = Callable[[Finding, ScriptCode], list[Edit]]
-"""Returns the edits that fix a finding, or nothing where the code does not say which."""
 
 
 def with_edits(run: Run, findings: Sequence[Finding], *, is_at_hand: bool) -> list[Finding]:
@@ -119,8 +117,7 @@ def _drop_second_step(finding: Finding, code: ScriptCode) -> list[Edit]:
     steps = _optimizer_steps(code)
     if len(steps) != 2 or code.loop_of(steps[0]) is not code.loop_of(steps[1]):
         return code.change(steps[-1]) if steps else []
-    statement = code.statement_of(steps[1])
-    return [Edit(file=code.file, line=statement.lineno, action="remove", old=code.line(statement.lineno))]
+    return code.remove(code.statement_of(steps[1]))
 
 
 def _unscale_before_clipping(finding: Finding, code: ScriptCode) -> list[Edit]:
@@ -159,8 +156,14 @@ def _scheduler_steps(code: ScriptCode) -> list[ast.Call]:
     return [call for call in code.calls_of("step") if call not in own and "sched" in (receiver(call) or "").lower()]
 
 
-def _point_to_scheduler(finding: Finding, code: ScriptCode) -> list[Edit]:
-    return [edit for call in _scheduler_steps(code)[:1] for edit in code.change(call)]
+def _step_scheduler_by_epoch(finding: Finding, code: ScriptCode) -> list[Edit]:
+    """Move the one step of the schedule behind the loop over batches, if that is inside of one over epochs."""
+    found = _scheduler_steps(code)
+    loop = code.loop_of(found[0]) if len(found) == 1 else None
+    epochs = None if loop is None else code.parent_of(loop)
+    if loop is None or loop.orelse or not isinstance(epochs, ast.For) or len(loop.body) < 2:
+        return [edit for call in found[:1] for edit in code.change(call)]
+    return code.move(code.statement_of(found[0]), after=loop)
 
 
 def _train_mode(finding: Finding, code: ScriptCode) -> list[Edit]:
@@ -205,7 +208,7 @@ def _divide_loss(finding: Finding, code: ScriptCode) -> list[Edit]:
 def _change_rate(finding: Finding, code: ScriptCode) -> list[Edit]:
     """Lower the rate ten times, or raise it a hundred times, where it is a number in the optimizer's call."""
     if finding.rule == "lr-zero" and (schedulers := _schedulers(code)):
-        return code.change(schedulers[0])
+        return _without_floor(schedulers[0], code) or code.change(schedulers[0])
     rate = None if code.optimizer is None else keyword(code.optimizer, "lr")
     if rate is None:
         return [] if code.optimizer is None else code.change(code.optimizer)
@@ -213,6 +216,20 @@ def _change_rate(finding: Finding, code: ScriptCode) -> list[Edit]:
     if factor is None or not isinstance(rate, ast.Constant) or not isinstance(rate.value, int | float):
         return code.change(rate)
     return code.replace(rate, f"{rate.value * factor:.3g}")
+
+
+def _without_floor(scheduler: ast.Call, code: ScriptCode) -> list[Edit]:
+    """Divide where the schedule's own function divides without remainder, which is 0 until the warm-up has ended."""
+    floors = [
+        node
+        for argument in scheduler.args
+        if isinstance(argument, ast.Lambda)
+        for node in ast.walk(argument.body)
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.FloorDiv)
+    ]
+    if len(floors) != 1:
+        return []
+    return code.replace(floors[0], f"{ast.unparse(floors[0].left)} / {ast.unparse(floors[0].right)}")
 
 
 def _schedulers(code: ScriptCode) -> list[ast.Call]:
@@ -225,68 +242,37 @@ def _point_to_optimizer(finding: Finding, code: ScriptCode) -> list[Edit]:
     return [] if code.optimizer is None else code.change(code.optimizer)
 
 
-def _drop_softmax(finding: Finding, code: ScriptCode) -> list[Edit]:
-    found = code.only_call("Softmax", "softmax", "LogSoftmax", "log_softmax")
-    if found is None:
-        return []
-    parent = code.parent_of(found)
-    if isinstance(parent, ast.Call) and called_name(parent) == "Sequential" and (own := code.text_of(found)):
-        line = code.lines[found.lineno - 1]
-        old = f", {own}" if f", {own}" in line else own
-        return [Edit(file=code.file, line=found.lineno, action="replace", old=old, new="")]
-    if isinstance(found.func, ast.Attribute) and receiver(found) in ("F", "functional", "torch", "nn.functional"):
-        inner: ast.expr | None = found.args[0] if found.args else None
-    else:
-        inner = found.func.value if isinstance(found.func, ast.Attribute) else None
-    text = None if inner is None or called_name(found)[0].isupper() else code.text_of(inner)
-    return code.change(found) if text is None else code.replace(found, text)
+def _all_parameters(finding: Finding, code: ScriptCode) -> list[Edit]:
+    """Give the optimizer the parameters of the whole model if it gets those of a part: `model.body.parameters()`."""
+    given = code.optimizer.args[0] if code.optimizer is not None and code.optimizer.args else None
+    if isinstance(given, ast.Call) and called_name(given) == "parameters" and isinstance(given.func, ast.Attribute):
+        part = given.func.value
+        whole = part.value if isinstance(part, ast.Attribute) else None
+        if isinstance(whole, ast.Name) and whole.id in map(called_name, code.calls):
+            return code.replace(given, f"{whole.id}.parameters()")
+    return _point_to_optimizer(finding, code)
 
 
-def _drop_cut(finding: Finding, code: ScriptCode) -> list[Edit]:
-    """Remove the one detach of the line that the finding names: elsewhere in the script one may be meant."""
-    file, _, number = (finding.source or "").rpartition(":")
-    if file != code.file or not number.isdecimal():
-        return []
-    here = [call for call in code.calls_of("detach") if call.lineno == int(number)]
-    if len(here) != 1 or not isinstance(here[0].func, ast.Attribute):
-        return []
-    inner = code.text_of(here[0].func.value)
-    return code.change(here[0]) if inner is None else code.replace(here[0], inner)
+def _build_optimizer_later(finding: Finding, code: ScriptCode) -> list[Edit]:
+    """Move the optimizer behind the last line that replaces a part of its model, if nothing uses it before."""
+    given = code.optimizer.args[0] if code.optimizer is not None and code.optimizer.args else None
+    model = receiver(given) if isinstance(given, ast.Call) and called_name(given) == "parameters" else None
+    if code.optimizer is None or code.optimizer_name is None or model is None:
+        return _point_to_optimizer(finding, code)
+    built = code.statement_of(code.optimizer)
+    after = code.following(built)
+    changes = [place for place, each in enumerate(after) if _replaces_part(each, model)]
+    between = after[: changes[-1] + 1] if changes else []
+    if not between or any(code.mentions(each, code.optimizer_name) for each in between):
+        return _point_to_optimizer(finding, code)
+    return code.move(built, after=between[-1])
 
 
-def _random_start(finding: Finding, code: ScriptCode) -> list[Edit]:
-    calls = code.calls_of("zeros_", "constant_", "ones_", "fill_", "zero_", "zeros", "ones", "full")
-    in_loop = {code.loop_of(call) for call in code.calls_of("backward")}
-    outside = [call for call in calls if code.loop_of(call) not in in_loop or code.loop_of(call) is None]
-    init = [call for call in outside if (receiver(call) or "").endswith("init")] or outside
-    return [edit for call in init[:1] for edit in code.change(call)]
-
-
-def _ignore_padding(finding: Finding, code: ScriptCode) -> list[Edit]:
-    call = code.only_call("CrossEntropyLoss", "cross_entropy", "NLLLoss", "nll_loss")
-    padding = next((item.get("padding") for item in finding.evidence if isinstance(item, dict)), None)
-    text = None if call is None else code.text_of(call)
-    if call is None or text is None or padding is None or keyword(call, "ignore_index") is not None:
-        return [] if call is None else code.change(call)
-    comma = ", " if call.args or call.keywords else ""
-    return code.replace(call, f"{text[:-1]}{comma}ignore_index={padding})")
-
-
-def _shuffle(finding: Finding, code: ScriptCode) -> list[Edit]:
-    call = code.only_call("DataLoader")
-    text = None if call is None else code.text_of(call)
-    if call is None or text is None or any(keyword(call, name) is not None for name in ("sampler", "batch_sampler")):
-        return [] if call is None else code.change(call)
-    shuffled = keyword(call, "shuffle")
-    return code.replace(shuffled, "True") if shuffled is not None else code.replace(call, f"{text[:-1]}, shuffle=True)")
-
-
-def _batch_first(finding: Finding, code: ScriptCode) -> list[Edit]:
-    call = code.only_call("LSTM", "GRU", "RNN", "MultiheadAttention", "TransformerEncoderLayer")
-    text = None if call is None else code.text_of(call)
-    if call is None or text is None or keyword(call, "batch_first") is not None:
-        return []
-    return code.replace(call, f"{text[:-1]}, batch_first=True)")
+def _replaces_part(statement: ast.stmt, model: str) -> bool:
+    return isinstance(statement, ast.Assign) and any(
+        isinstance(target, ast.Attribute) and ast.unparse(target).startswith(f"{model}.")
+        for target in statement.targets
+    )
 
 
 def _point_to_loading(finding: Finding, code: ScriptCode) -> list[Edit]:
@@ -300,7 +286,9 @@ def _load_optimizer(finding: Finding, code: ScriptCode) -> list[Edit]:
     given = load.args[0] if load is not None and load.args else None
     if load is None or code.optimizer_name is None or not isinstance(given, ast.Subscript):
         return [] if load is None else code.change(load)
-    text = f'{code.optimizer_name}.load_state_dict({ast.unparse(given.value)}["optimizer"])'
+    keys = next((item["keys"] for item in finding.evidence if isinstance(item, dict) and "keys" in item), None)
+    key = keys[0] if isinstance(keys, list) and len(keys) == 1 else "optimizer"
+    text = f"{code.optimizer_name}.load_state_dict({ast.unparse(given.value)}[{json.dumps(key)}])"
     return code.insert_after(code.statement_of(load), text)
 
 
@@ -309,21 +297,13 @@ def _point_to_half(finding: Finding, code: ScriptCode) -> list[Edit]:
     return [edit for call in calls[:1] for edit in code.change(call)] if len(calls) == 1 else []
 
 
-def _point_to_name(finding: Finding, code: ScriptCode) -> list[Edit]:
-    """Point to the line that writes the parameter that the finding names: `head.weight.data.copy_(...)`."""
-    name = ".".join((finding.parameter or "").split(".")[-2:])
-    for number, line in enumerate(code.lines, 1):
-        if name and name in line and ("=" in line or "copy_" in line):
-            return code.change(number)
-    return []
-
-
 def _point_to_average(finding: Finding, code: ScriptCode) -> list[Edit]:
     first = first_after(code.calls_of("state_dict", "deepcopy", "copy", "AveragedModel"), 0)
     return [] if first is None else code.change(first)
 
 
 _WRITERS: dict[str, Writer] = {
+    **MODEL_WRITERS,
     "missing-zero-grad": _clear_gradients,
     "zero-grad-before-step": _clear_later,
     "gradients-thrown-away": _clear_later,
@@ -334,28 +314,20 @@ _WRITERS: dict[str, Writer] = {
     "clip-after-step": _move_clipping,
     "clip-before-backward": _move_clipping,
     "scheduler-before-step": _move_scheduler,
-    "scheduler-rate": _point_to_scheduler,
+    "scheduler-rate": _step_scheduler_by_epoch,
     "eval-mode-training": _train_mode,
     "loss-sum-reduction": _mean_instead_of_sum,
     "accumulation-not-averaged": _divide_loss,
     "lr-too-high": _change_rate,
     "lr-too-low": _change_rate,
     "lr-zero": _change_rate,
-    "not-in-optimizer": _point_to_optimizer,
-    "stale-optimizer-parameters": _point_to_optimizer,
+    "not-in-optimizer": _all_parameters,
+    "stale-optimizer-parameters": _build_optimizer_later,
     "norm-weight-decay": _point_to_optimizer,
-    "double-softmax": _drop_softmax,
-    "graph-cut": _drop_cut,
-    "zero-init": _random_start,
-    "symmetric-init": _random_start,
-    "padding-in-loss": _ignore_padding,
-    "data-not-shuffled": _shuffle,
-    "batch-mixing": _batch_first,
     "checkpoint-not-loaded": _point_to_loading,
     "optimizer-state-lost": _load_optimizer,
     "update-below-ulp": _point_to_half,
     "gradient-underflow": _point_to_half,
-    "tie-broken": _point_to_name,
     "ema-broken": _point_to_average,
 }
 """By code; other findings point to their source line, or to the line that builds their site."""

@@ -46,8 +46,11 @@ class ScriptCode:
 
     @cached_property
     def optimizer_name(self) -> str | None:
-        """The variable that holds the optimizer."""
-        return self.name_of(self.optimizer)
+        """The variable that holds the optimizer: what it is assigned to, else what is both cleared and stepped."""
+        used = {receiver(call) for call in self.calls_of("zero_grad")} & {
+            receiver(call) for call in self.calls_of("step")
+        }
+        return self.name_of(self.optimizer) or (used.pop() if len(used) == 1 else None)
 
     def name_of(self, value: ast.expr | None) -> str | None:
         """Return the name that a value is assigned to."""
@@ -87,8 +90,8 @@ class ScriptCode:
         """Return the text of a line."""
         return self.lines[number - 1].strip()
 
-    def text_of(self, node: ast.expr) -> str | None:
-        """Return the source of an expression that is on one line."""
+    def text_of(self, node: ast.expr | ast.stmt) -> str | None:
+        """Return the source of an expression or a statement that is on one line."""
         if node.end_lineno != node.lineno or node.end_col_offset is None:
             return None
         encoded = self.lines[node.lineno - 1].encode()
@@ -101,12 +104,42 @@ class ScriptCode:
             return []
         return [Edit(file=self.file, line=number, action="change", old=self.line(number))]
 
-    def replace(self, node: ast.expr, new: str) -> list[Edit]:
-        """Return the edit that replaces an expression; of one on several lines, the one that points to it."""
-        old = self.text_of(node)
-        if old is None or self.lines[node.lineno - 1].count(old) != 1:
+    def replace(self, node: ast.expr | ast.stmt, new: str) -> list[Edit]:
+        """Return the edit that replaces a part of a line; of what is on several lines, the one that points to it."""
+        text = self.text_of(node)
+        if text is None:
             return self.change(node)
-        return [Edit(file=self.file, line=node.lineno, action="replace", old=old, new=new)]
+        line = self.lines[node.lineno - 1]
+        begin = left = len(line.encode()[: node.col_offset].decode())
+        end = right = begin + len(text)
+        while line.find(line[left:right]) < left or line.find(line[left:right], left + 1) >= 0:
+            left, right = max(left - 1, 0), min(right + 1, len(line))  # until it is in the line only once
+        new = line[left:begin] + new + line[end:right]
+        return [Edit(file=self.file, line=node.lineno, action="replace", old=line[left:right], new=new)]
+
+    def remove(self, statement: ast.stmt) -> list[Edit]:
+        """Return the edits that remove a statement; if another is on its lines, the one that points to it."""
+        shared = [
+            each for each in ast.walk(self.tree) if isinstance(each, ast.stmt) and self._shares_line(each, statement)
+        ]
+        if shared:
+            return self.change(statement)
+        numbers = range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
+        return [Edit(file=self.file, line=number, action="remove", old=self.line(number)) for number in numbers]
+
+    def _shares_line(self, other: ast.stmt, statement: ast.stmt) -> bool:
+        """Return whether another statement of the same block begins or ends on a line of this one."""
+        is_neighbour = other is not statement and self._parents.get(other) is self._parents.get(statement)
+        return is_neighbour and (other.lineno == statement.end_lineno or other.end_lineno == statement.lineno)
+
+    def following(self, statement: ast.stmt) -> list[ast.stmt]:
+        """Return the statements after one, in the same block."""
+        body: Sequence[ast.stmt] = getattr(self._parents.get(statement), "body", [])
+        return list(body[body.index(statement) + 1 :]) if statement in body else []
+
+    def mentions(self, statement: ast.stmt, name: str) -> bool:
+        """Return whether a statement uses a name, or what a dotted name says."""
+        return any(isinstance(node, ast.expr) and ast.unparse(node) == name for node in ast.walk(statement))
 
     def insert_before(self, statement: ast.stmt, text: str) -> list[Edit]:
         """Return the edit that adds a line before a statement, indented like it."""

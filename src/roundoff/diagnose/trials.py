@@ -32,7 +32,8 @@ def _evidence(finding: Finding, trials: Sequence[WhatIfProbe]) -> Iterator[JsonV
         is_about = trial.step == finding.step if trial.rule is None else trial.rule == finding.rule
         if is_about and finding.rank in (None, 0):
             yield {
-                "tried": trial.text, "steps": [trial.first_step, trial.step], "is_good": trial.is_good,
+                "tried": trial.text, "change": trial.change, "steps": [trial.first_step, trial.step],
+                "is_good": trial.is_good, "is_spike": trial.is_spike,
                 "effect": trial.effect or _EFFECTS[trial.is_spike],
             }  # fmt: skip
 

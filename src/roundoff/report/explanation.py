@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from roundoff.errors import UsageError
-from roundoff.report.findings_text import finding_parts
+from roundoff.report.findings_text import edit_text, edits_say_what_to_write, finding_parts
 from roundoff.report.parts import Facts, Note, to_text
-from roundoff.runs import Edit, Finding, JsonValue, to_json
+from roundoff.runs import Finding, JsonValue, to_json
 from roundoff.words import join_names
 
 
@@ -48,24 +48,12 @@ def explanation_text(explained: Explanation) -> str:
     if explained.means is not None:
         parts.append(Note(f"{finding.rule}: {explained.means}"))
     numbers = [item for item in finding.evidence if not (isinstance(item, dict) and "code" in item)]
-    facts = [("id", finding.id), *(("edit", edit_text(edit)) for edit in finding.edits)]
+    facts = [
+        ("id", finding.id),
+        *(("edit", edit_text(edit)) for edit in finding.edits if not edits_say_what_to_write(finding)),
+    ]
     parts.append(Facts([*facts, *(("seen", to_json(item)) for item in numbers)], overflow="keep"))
     return to_text(parts)
-
-
-def edit_text(edit: Edit) -> str:
-    """Describe an edit on one line.
-
-    >>> edit_text(Edit(file="train.py", line=12, action="replace", old="lr=30", new="lr=0.3"))
-    "train.py:12: replace 'lr=30' by 'lr=0.3'"
-    >>> edit_text(Edit(file="train.py", line=12, action="insert", new="    optimizer.step()"))
-    "train.py:12: insert before it 'optimizer.step()'"
-    """
-    place = f"{edit.file}:{edit.line}"
-    if edit.action == "insert":
-        return f"{place}: insert before it {(edit.new or '').strip()!r}"
-    by = f" by {edit.new!r}" if edit.action == "replace" else ""
-    return f"{place}: {edit.action} {edit.old!r}{by}"
 
 
 def _with_related(findings: Sequence[Finding]) -> Iterator[Finding]:

@@ -11,7 +11,7 @@ from roundoff.console import PLAIN, Paint, Style, can_draw, columns
 from roundoff.diagnose.quoted_code import find_source
 from roundoff.report.loss_curve import curve_lines
 from roundoff.report.parts import WIDTH, Code, Facts, Note, Part, Sentence, to_text
-from roundoff.runs import RULE_FAILED, Answer, Failure, Finding, RuleAnswer, Severity, failures_line
+from roundoff.runs import RULE_FAILED, Answer, Edit, Failure, Finding, RuleAnswer, Severity, failures_line
 from roundoff.words import join_words, plural
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 MAX_OTHERS = 6
 """At most this many findings after the first get a line of their own."""
 MAX_RELATED = 3
+MAX_EDITS = 4
 _STYLES: dict[Severity, Style] = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "marked"}
 _TRIAL = {"tried", "steps", "is_good", "effect"}
 
@@ -128,12 +129,34 @@ def finding_parts(finding: Finding, *, file: Path | None = None) -> list[Part]:
     first, *further = f"{_begin_sentence(finding)}: {finding.why}".split("\n")
     tried = tried_text(finding)
     related = [("also", _end_sentence(f"{each.rule}: {each.title}")) for each in finding.related[:MAX_RELATED]]
+    edits = finding.edits if edits_say_what_to_write(finding) else ()
+    steps = [("edit", edit_text(edit)) for edit in edits[:MAX_EDITS]]
     return [
         Sentence(place_in_words(finding), source=finding.source, style=_STYLES[finding.severity], file=file),
         *code_of(finding),
         *(Note(_end_sentence(paragraph)) for paragraph in (first, *further) if paragraph.strip()),
-        Facts([*([("tried", tried)] if tried else []), ("fix", _end_sentence(finding.fix)), *related]),
+        Facts([*([("tried", tried)] if tried else []), ("fix", _end_sentence(finding.fix)), *steps, *related]),
     ]
+
+
+def edits_say_what_to_write(finding: Finding) -> bool:
+    """Return whether a reader can apply the edits of a finding without thinking of something to write."""
+    return bool(finding.edits) and all(edit.action != "change" for edit in finding.edits)
+
+
+def edit_text(edit: Edit) -> str:
+    """Describe an edit on one line.
+
+    >>> edit_text(Edit(file="train.py", line=12, action="replace", old="lr=30", new="lr=0.3"))
+    "train.py:12: replace 'lr=30' by 'lr=0.3'"
+    >>> edit_text(Edit(file="train.py", line=12, action="insert", new="    optimizer.step()"))
+    "train.py:12: insert before it 'optimizer.step()'"
+    """
+    place = f"{edit.file}:{edit.line}"
+    if edit.action == "insert":
+        return f"{place}: insert before it {(edit.new or '').strip()!r}"
+    by = f" by {edit.new!r}" if edit.action == "replace" else ""
+    return f"{place}: {edit.action} {edit.old!r}{by}"
 
 
 def finding_text(finding: Finding) -> str:

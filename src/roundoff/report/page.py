@@ -17,7 +17,7 @@ def page(
     *body: str,
     styles: Sequence[Html] = (),
     scripts: Sequence[Html] = (),
-    draws: bool = False,
+    drawing: Html | None = None,
     allowed: Sequence[str] = (),
 ) -> str:
     """Return a whole HTML page with the style sheets and the scripts inside.
@@ -29,24 +29,24 @@ def page(
         body: what comes below it; text is escaped unless it is `Html`.
         styles: further style sheets.
         scripts: further scripts, which run after that of all pages, in their order.
-        draws: whether a script draws with styles of its own and makes pictures of what it drew.
+        drawing: the library that charts.js draws with, in styles of its own. It is large, so it stays text in an
+            element `#drawing` until a chart is drawn.
         allowed: what a page that comes from a server may do beyond that, as a policy says it: `connect-src 'self'`.
     """
     all_styles, all_scripts = [asset("page.css"), *styles], [asset("page.js"), *scripts]
+    policy = _policy(styles=all_styles, scripts=all_scripts, drawing=drawing)
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
-        tag(
-            "meta",
-            http_equiv="Content-Security-Policy",
-            content="; ".join([_policy(styles=all_styles, scripts=all_scripts, draws=draws), *allowed]),
-        ),
+        tag("meta", http_equiv="Content-Security-Policy", content="; ".join([policy, *allowed])),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark"),
         tag("title", title),
         *(tag("style", style) for style in all_styles),
     )
-    content = tag("body", tag("main", tag("h1", title), *body), *(tag("script", script) for script in all_scripts))
+    main = tag("main", tag("h1", title), *body)
+    asleep = tag("script", drawing, type="text/plain", id="drawing") if drawing else Html("")
+    content = tag("body", main, *(tag("script", script) for script in all_scripts), asleep)
     return f"<!doctype html>\n{tag('html', head, content, lang='en')}\n"
 
 
@@ -55,10 +55,10 @@ def asset(name: str) -> Html:
     return Html((_ASSETS / name).read_text(encoding="utf-8"))
 
 
-def _policy(*, styles: Sequence[str], scripts: Sequence[str], draws: bool) -> str:
-    style_sources = "'unsafe-inline'" if draws else " ".join(map(_fingerprint, styles))
-    pictures = "; img-src data: blob:" if draws else ""
-    script_sources = " ".join(map(_fingerprint, scripts))
+def _policy(*, styles: Sequence[str], scripts: Sequence[str], drawing: str | None) -> str:
+    style_sources = "'unsafe-inline'" if drawing else " ".join(map(_fingerprint, styles))
+    pictures = "; img-src data: blob:" if drawing else ""
+    script_sources = " ".join(map(_fingerprint, [*scripts, *([drawing] if drawing else [])]))
     return f"default-src 'none'; style-src {style_sources}; script-src {script_sources}{pictures}"
 
 

@@ -20,15 +20,15 @@ _ALLOWED = ("connect-src 'self'", "frame-src 'self'", "form-action 'self'", "bas
 
 
 def served_page(
-    title: str, *body: str, scripts: Sequence[str] = (), styles: Sequence[str] = (), drawing: Sequence[Html] = ()
+    title: str, *body: str, scripts: Sequence[str] = (), styles: Sequence[str] = (), drawing: Html | None = None
 ) -> bytes:
     """Return a page with the named scripts and style sheets of the server; `drawing` is what charts are drawn with."""
     text = page(
         title,
         *body,
         styles=[asset("run_page.css"), _own("serve.css"), *map(_own, styles)],
-        scripts=[*([asset("charts.js")] if drawing else []), *map(_own, scripts), *drawing],
-        draws=bool(drawing),
+        scripts=[*([asset("charts.js")] if drawing else []), *map(_own, scripts)],
+        drawing=drawing,
         allowed=_ALLOWED,
     )
     return text.encode(errors="replace")

@@ -34,7 +34,7 @@ def overlay_page(runs: Sequence[tuple[RunRow, OpenedRun]]) -> bytes:
         tag("ul", *(_entry(row) for row, _ in runs), id="shown", class_="overlaid"),
         data_block("overlay", {"runs": curves}),
         scripts=["overlay.js"],
-        drawing=[plotly_script()],
+        drawing=plotly_script(),
     )
 
 

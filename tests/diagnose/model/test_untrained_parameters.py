@@ -20,7 +20,7 @@ def test_a_layer_that_was_left_out_is_named(tmp_path: Path) -> None:
     )
     finding = only(uncovered_parameters, run)
     assert (finding.rule, finding.step, finding.site, finding.parameter) == ("not-in-optimizer", 0, "2", "2.weight")
-    assert finding.evidence == ({"left_out": ["2.weight", "2.bias"]},)
+    assert finding.evidence == ({"left_out": ["2.weight", "2.bias"], "num_parameters": 4},)
 
 
 def test_a_layer_that_was_replaced_is_reported_with_both_lists(tmp_path: Path) -> None:

@@ -46,8 +46,9 @@ def test_every_element_ends_where_it_should(hostile: Elements):
 
 def test_there_are_no_scripts_but_ours(hostile: Elements):
     scripts = [attributes for tag, attributes in hostile.found if tag == "script"]
-    assert len([attributes for attributes in scripts if "type" not in attributes]) == 1 + len(SCRIPTS) + 1
-    assert {attributes["type"] for attributes in scripts if "type" in attributes} == {"application/json"}
+    assert len([attributes for attributes in scripts if "type" not in attributes]) == 1 + len(SCRIPTS)
+    assert {attributes["type"] for attributes in scripts if "type" in attributes} == {"application/json", "text/plain"}
+    assert [attributes["id"] for attributes in scripts if attributes.get("type") == "text/plain"] == ["drawing"]
     assert not any(tag == "img" for tag, _ in hostile.found)
 
 

@@ -120,3 +120,18 @@ def test_equal_failures_are_listed_once() -> None:
     assert failures_line([fail(), fail()]) == (
         "2 checks failed inside roundoff; please report: probe half-batch (KeyError: 'loss')"
     )
+
+
+def test_ids_of_findings_without_a_site_differ_by_file_and_title():
+    same = finding("exception", title="ValueError: 3 rows", source="train.py:7", step=1)
+    assert same.id == finding("exception", title="ValueError: 40 rows", source="train.py:90", step=2).id
+    others = [
+        finding("exception", title="KeyError: 'x'", source="train.py:7"),
+        finding("exception", title="ValueError: 3 rows", source="model.py:7"),
+        finding("exception", title="ValueError: 3 rows", source="train.py:7", rank=1),
+    ]
+    assert len({same.id, *(each.id for each in others)}) == 4
+
+
+def test_names_with_digits_are_no_figures():
+    assert finding("tied", title="fc1 is tied").id != finding("tied", title="fc2 is tied").id

@@ -11,7 +11,7 @@ from roundoff.diagnose import needs
 from roundoff.diagnose.loop_facts import loop_steps, targets_of
 from roundoff.diagnose.rule import Code, FaultEffect, error, on_first_rank, rule
 from roundoff.diagnose.wording import format_short, format_whole
-from roundoff.runs import BackwardDetail, BatchFacts, Call, ClipDetail, Finding, Run, StepDetail
+from roundoff.runs import BackwardDetail, BatchFacts, Call, ClipDetail, Finding, JsonValue, Run, StepDetail
 from roundoff.words import plural
 
 _MIN_STEPS = 2
@@ -82,7 +82,7 @@ def _find_carried_in_closure(run: Run, rank: int) -> Finding | None:
             f"added to it, so {optimizer} works with sums; this happened in {len(found)} of "
             f"{plural(looked_at, 'observed step')}",
             fix="call optimizer.zero_grad() inside the closure, before its backward",
-            evidence=({"steps": [call.step for call in found[:20]]},),
+            evidence=(_steps(found, looked_at=looked_at), {"optimizer": optimizer, "num_carried": num_carried}),
         )
     return None
 
@@ -107,7 +107,10 @@ def _find_never_cleared(run: Run, rank: int) -> Finding | None:
             f"still had the gradient that step {since} had used, and the new one was added to it; "
             f"this happened in {len(places)} of {plural(looked_at, 'observed step')}",
             fix="call optimizer.zero_grad() once per step, before backward or after optimizer.step()",
-            evidence=({"steps": [calls[place].step for place in places]},),
+            evidence=(
+                _steps([calls[place] for place in places], looked_at=looked_at),
+                {"optimizer": optimizer, "num_carried": num_carried},
+            ),
         )
     return None
 
@@ -139,7 +142,7 @@ def _find_cleared_early(run: Run, rank: int) -> Finding | None:
         f"stepped, and the weights cannot learn; this happened in {len(early)} of "
         f"{plural(judged, 'observed step')}",
         fix="move zero_grad before backward, or after optimizer.step()",
-        evidence=({"steps": early[:20]},),
+        evidence=({"steps": early[:20], "num_steps": len(early), "num_observed": judged},),
     )
 
 
@@ -164,7 +167,10 @@ def _find_thrown_away(run: Run, rank: int) -> Finding | None:
         "zero_grad is called in between: only what came after the last zero_grad reaches the weights; this happened "
         f"before {len(lost)} of {plural(len(attempts), 'observed optimizer step')}",
         fix="call zero_grad once per step, right after optimizer.step()",
-        evidence=({"steps": [attempt.step for attempt in lost[:20]], "backwards": first.num_backwards},),
+        evidence=(
+            {"steps": [attempt.step for attempt in lost[:20]], "num_steps": len(lost), "num_observed": len(attempts)},
+            {"backwards": first.num_backwards, "num_lost": first.num_lost},
+        ),
     )
 
 
@@ -290,7 +296,7 @@ def _step_finding(steps: Sequence[Call], scale: float, norm: float | None, rank:
         f"{format_whole(scale)} times too large{norms}; "
         f"{_how_often(steps)}",
         fix="step through the scaler, which unscales first: scaler.step(optimizer); scaler.update()",
-        evidence=({"scale": scale, "grad_norm": norm, "steps": [call.step for call in steps[:20]]},),
+        evidence=({"scale": scale, "grad_norm": norm} | _steps(steps),),
     )
 
 
@@ -312,8 +318,15 @@ def _clip_finding(clips: Sequence[Call], scale: float, rank: int) -> Finding:
         why=f"clipping was applied to gradients still multiplied by the loss scale {format_whole(scale)}{effect}; "
         f"{_how_often(clips)}",
         fix="unscale first: scaler.unscale_(optimizer), then clip, then scaler.step(optimizer)",
-        evidence=({"scale": scale, "total_norm": norm, "max_norm": most, "steps": [call.step for call in clips[:20]]},),
+        evidence=({"scale": scale, "total_norm": norm, "max_norm": most} | _steps(clips),),
     )
+
+
+def _steps(calls: Sequence[Call], *, looked_at: int | None = None) -> dict[str, JsonValue]:
+    """Return in which steps something happened, as evidence: the first twenty, their number, and of how many."""
+    steps: list[JsonValue] = [*dict.fromkeys(call.step for call in calls)]
+    observed: dict[str, JsonValue] = {} if looked_at is None else {"num_observed": looked_at}
+    return {"steps": steps[:20], "num_steps": len(steps), **observed}
 
 
 def _how_often(calls: Sequence[Call]) -> str:

@@ -66,7 +66,10 @@ def late_clipping(run: Run, rank: int) -> Finding | None:
         why=f"in {plural(len(late), 'step')} the gradients were clipped only after the optimizer had stepped (in step "
         f"{clipped[0].step} from {norms}), and never before: the steps used them as they were",
         fix="clip between backward and optimizer.step()",
-        evidence=({"steps": [call.step for call in late[:20]]},),
+        evidence=(
+            {"steps": [call.step for call in late[:20]], "num_steps": len(late)},
+            {"total_norm": detail.total_norm, "max_norm": detail.max_norm},
+        ),
     )
 
 
@@ -91,7 +94,7 @@ def _early_clipping(run: Run, rank: int) -> Finding | None:
         why=f"in {plural(len(early), 'step')} the gradients were clipped before backward, when their norm was 0: the "
         "optimizer used them as backward left them",
         fix="clip between backward and optimizer.step()",
-        evidence=({"steps": [call.step for call in early[:20]]},),
+        evidence=({"steps": [call.step for call in early[:20]], "num_steps": len(early), "total_norm": 0.0},),
     )
 
 

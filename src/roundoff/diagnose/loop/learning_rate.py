@@ -91,15 +91,17 @@ def zero_rates(run: Run, rank: int) -> Finding | None:
             until = f"in all {plural(len(rated), 'recorded step')}"
         else:
             until = f"up to step {leading[-1]}"
-        return _zero_finding(leading[1], f"{until}; a warm-up may start at 0, but only for one step", rank)
+        return _zero_finding(leading[1], f"{until}; a warm-up may start at 0, but only for one step", rank, leading)
     metrics = [metric for metric in run.metrics(rank=rank) if metric.lr is not None]
     trailing = [metric.step for metric in takewhile(lambda metric: metric.lr == 0, reversed(metrics))]
     if len(trailing) >= max(_LATE_ZERO, _LATE_SHARE * len(metrics)) and not moved.intersection(trailing):
-        return _zero_finding(trailing[-1], "from there to the end: the schedule ended before the training", rank)
+        return _zero_finding(
+            trailing[-1], "from there to the end: the schedule ended before the training", rank, trailing
+        )
     return None
 
 
-def _zero_finding(step: int, when: str, rank: int) -> Finding:
+def _zero_finding(step: int, when: str, rank: int, steps: Sequence[int]) -> Finding:
     return error(
         rule="lr-zero",
         confidence=0.97,
@@ -110,6 +112,7 @@ def _zero_finding(step: int, when: str, rank: int) -> Finding:
         why=f"the learning rate of every group is exactly 0 in step {step} and {when}; these steps change no weight",
         fix="check how the schedule computes its factor: an integer division (step // warmup) or a total number of "
         "steps that is too small gives 0",
+        evidence=({"lr": 0.0, "steps": sorted(steps)[:20], "num_steps": len(steps)},),
     )
 
 
@@ -151,7 +154,10 @@ def tiny_rates(run: Run, rank: int) -> Finding | None:
         f"{format_short(max(known))}), so {plural(len(metrics), 'step')} move them by {format_short(travel)} of "
         f"their size; the gradient norm is {format_short(gradient)}, but the loss does not fall",
         fix="raise the learning rate: updates of about a thousandth of the weights are usual",
-        evidence=({"largest_ratio": largest, "travel": travel, "gradient": gradient},),
+        evidence=(
+            {"largest_ratio": largest, "travel": travel, "gradient": gradient},
+            {"lr": max(known), "num_observed": len(metrics)},
+        ),
     )
 
 
@@ -213,7 +219,10 @@ def large_rates(run: Run, rank: int) -> Finding | None:
         f"{plural(len(moved), 'measured step')}; by step {moved[-1].step} the weights have grown "
         f"{format_short(growth)} times; {harm}",
         fix="lower the learning rate 10 to 100 times; updates of about a thousandth of the weights are usual",
-        evidence=({"ratio": first.ratio, "growth": growth, "steps": [one.step for one in large]},),
+        evidence=(
+            {"ratio": first.ratio, "growth": growth, "steps": [one.step for one in large], "num_steps": len(large)},
+            {"lr": lr, "num_observed": len(moved), "last_step": moved[-1].step},
+        ),
     )
 
 

@@ -125,7 +125,7 @@ def double_steps(run: Run, rank: int) -> Finding | None:
         why=f"{second.detail_as(StepDetail).optimizer} stepped twice after one backward{callers}, without new "
         f"gradients in between; this happened {plural(len(pairs), 'time')}, first in step {second.step}",
         fix="remove one of the two calls; with a GradScaler, call only scaler.step(optimizer)",
-        evidence=({"steps": [second.step for _, second in pairs[:20]]},),
+        evidence=({"steps": [second.step for _, second in pairs[:20]], "num_steps": len(pairs), "called": [*ways]},),
     )
 
 
@@ -242,7 +242,10 @@ def _find_too_fast(run: Run, rank: int) -> Finding | None:
         why=f"{name} was stepped {plural(len(scheduled), 'time')} in "
         f"{plural(num_attempts, 'recorded step')}{epoch}: {course}",
         fix="call scheduler.step() once per epoch, after its last batch, or set the length of the schedule in steps",
-        evidence=({"peak": peak, "last": rates[-1][1], "num_batches": batches},),
+        evidence=(
+            {"peak": peak, "last": rates[-1][1], "num_batches": batches},
+            {"scheduler": name, "num_calls": len(scheduled), "num_observed": num_attempts},
+        ),
     )
 
 

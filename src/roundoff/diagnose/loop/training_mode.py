@@ -64,7 +64,7 @@ def training_in_eval_mode(run: Run, rank: int) -> Finding | None:
             title="the model trains in eval mode",
             why=f"{plural(len(in_eval), 'step')} from step {in_eval[0]} on ran with training=False; {before}; {effect}",
             fix="call model.train() after each evaluation, before the next step",
-            evidence=({"steps": in_eval[:20]},),
+            evidence=({"steps": in_eval[:20], "num_steps": len(in_eval)},),
         )
     return None
 

@@ -211,7 +211,7 @@ def _summed_finding(loss: float, halves: list[float], step: int) -> Finding:
         f"{format_short(halves[1])}, which add up to its loss {format_short(loss)}: the loss, the gradients and the "
         "right learning rate all depend on the batch size",
         fix='divide by the number of samples: reduction="mean", or loss / len(batch)',
-        evidence=({"loss": loss, "halves": list(halves)},),
+        evidence=({"loss": loss, "halves": list(halves), "step": step},),
     )
 
 
@@ -276,7 +276,7 @@ def _mixed_finding(summed: HalvedTerm, mean: HalvedTerm, probe: HalfBatchProbe) 
         "larger batch",
         fix="reduce both alike: sum over the features and take the mean over the batch, or divide the sum by the "
         "number of samples",
-        evidence=(object_of(summed), object_of(mean)),
+        evidence=(object_of(summed), object_of(mean), {"step": probe.step, "num_samples": probe.size}),
     )
 
 

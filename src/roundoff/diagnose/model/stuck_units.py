@@ -101,7 +101,7 @@ def _zero_finding(
         why=f"every element of {join_names(names)} is 0 at the start{effect}",
         fix="initialize weights randomly (the layer's reset_parameters(), nn.init.kaiming_uniform_); only biases, or "
         "the last layer alone, may start at 0",
-        evidence=({"zero": list(names)}, {"learning": list(learning)}),
+        evidence=({"zero": list(names)}, {"learning": list(learning), "num_parameters": len(histories)}),
     )
 
 

@@ -190,7 +190,7 @@ def _left_out_finding(look: Structure, left_out: Sequence[ParameterFacts]) -> Fi
         f"{len(names) + num_trained} parameters that require gradients {is_or_are(len(names))} in no optimizer and "
         f"{'keeps its' if len(names) == 1 else 'keep their'} initial values",
         fix="give the optimizer model.parameters(), or freeze explicitly: parameter.requires_grad_(False)",
-        evidence=({"left_out": [*names]},),
+        evidence=({"left_out": [*names], "num_parameters": len(names) + num_trained},),
     )
 
 

@@ -70,7 +70,7 @@ def _duplicates(run: Run) -> Finding | None:
             why=f"the inputs of all {plural(len(same), 'observed step')} are bitwise equal on both ranks: the "
             "second computes nothing new",
             fix="give the DataLoader a DistributedSampler (and call its set_epoch), or shard the data by rank",
-            evidence=({"steps": [*same[:20]], "ranks": [first, rank]},),
+            evidence=({"steps": [*same[:20]], "num_steps": len(same), "ranks": [first, rank]},),
         )
     return None
 

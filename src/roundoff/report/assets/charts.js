@@ -60,11 +60,21 @@ const charts = (() => {
     };
   }
 
+  // Plotly takes longer to start than all the rest of the page: it stays text until the first chart is drawn.
+  function plotly() {
+    if (!globalThis.Plotly) {
+      const script = document.createElement("script");
+      script.textContent = document.getElementById("drawing").textContent;
+      document.head.append(script);
+    }
+    return Plotly;
+  }
+
   function draw(place, figure) {
     waiting.delete(place);
     figures.set(place, figure);
     place.style.minHeight = `${place.dataset.height}px`;
-    return Plotly.react(place, styled(figure.data), layoutOf(place, figure), config);
+    return plotly().react(place, styled(figure.data), layoutOf(place, figure), config);
   }
 
   // Drawing all charts of a page at once would block it for seconds: only those near the window are drawn.
@@ -73,7 +83,7 @@ const charts = (() => {
       for (const entry of entries) {
         if (!entry.isIntersecting || !waiting.has(entry.target)) continue;
         observer.unobserve(entry.target);
-        draw(entry.target, waiting.get(entry.target)());
+        setTimeout(() => waiting.has(entry.target) && draw(entry.target, waiting.get(entry.target)())); // the page first
       }
     },
     { rootMargin: "400px" },
@@ -98,7 +108,7 @@ const charts = (() => {
   for (const place of document.querySelectorAll(".plot")) place.style.minHeight = `${place.dataset.height}px`;
   for (const place of document.querySelectorAll("[data-chart]")) drawWhenSeen(place, () => read(place.dataset.chart));
 
-  // Plotly is the last and largest script of the page: tables and lists work before it has loaded.
+  // What the other scripts prepare comes first.
   addEventListener("DOMContentLoaded", () => {
     for (const place of waiting.keys()) observer.observe(place);
   });

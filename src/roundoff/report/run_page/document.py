@@ -72,8 +72,8 @@ def run_page(view: RunView, *, makers: Sequence[SectionMaker] = SECTIONS) -> Run
         _contents(made),
         *map(section_html, made),
         styles=[asset("run_page.css")],
-        scripts=[*map(asset, SCRIPTS), plotly_script()],
-        draws=True,
+        scripts=[*map(asset, SCRIPTS)],
+        drawing=plotly_script(),
     )
     return RunPage(
         html=text,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from roundoff.diagnose.diagnosis import RunView, coverage_of
-from roundoff.report.explanation import edit_text
 from roundoff.report.findings_text import (
     code_of,
     describe_answer,
+    edit_text,
     failure_lines,
     not_found_text,
     place_in_words,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
+import re
 import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,10 @@ class Edit:
     old: str | None = None
     """Text of the line that is replaced, removed or to be changed."""
     new: str | None = None
+
+
+_FIGURE = re.compile(r"(?<![\w.])[-+]?\d[\d.,]*(?:e[-+]?\d+)?")
+"""A number of a text, and no digit of a name: 3e-4 and 1,024, not `fc1` or `blocks.3`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -82,12 +87,20 @@ class Finding:
     def id(self) -> str:
         """The code and four digits that are the same for the same fault in every run: they do not depend on the step.
 
+        They come from the site, the op and the parameter, and from the rank if it is not 0. Of a finding that has none
+        of the three, from its file and from its title without its figures.
+
         >>> what = dict(rule="overflow", severity="error", confidence=1, title="", why="", fix="", site="attn")
         >>> Finding(**what, step=3).id, Finding(**what, step=9).id, Finding(**what, op="aten.bmm#0").id
         ('overflow-acb6', 'overflow-acb6', 'overflow-b9f6')
         """
-        parts = "\0".join(part or "" for part in (self.rule, self.site, self.op, self.parameter))
-        return f"{self.rule}-{hashlib.sha256(parts.encode(errors='replace')).hexdigest()[:4]}"
+        parts = [self.rule, self.site, self.op, self.parameter]
+        if not any(parts[1:]):
+            parts += [(self.source or "").rpartition(":")[0], _FIGURE.sub("#", self.title)]
+        if self.rank:
+            parts.append(str(self.rank))
+        text = "\0".join(part or "" for part in parts)
+        return f"{self.rule}-{hashlib.sha256(text.encode(errors='replace')).hexdigest()[:4]}"
 
     def to_object(self) -> dict[str, JsonValue]:
         """Return the finding as a JSON object, its fields in the order of docs/run-folder.md."""
