@@ -8,8 +8,11 @@ import pytest
 
 from roundoff.compare.layouts.layout_comparison import LayoutComparison, compare_layouts
 from roundoff.compare.layouts.rank_mesh import RankMesh
+from roundoff.diagnose.diagnosis import view_run
 from roundoff.diagnose.layout_findings import findings_about_layouts
-from roundoff.runs import Finding, Run
+from roundoff.report.run_page.document import run_page
+from roundoff.runs import Finding, Run, Severity
+from roundoff.testing.assertions import RunsDiffer, assert_same_run
 from tests.watch.script_server import ScriptServer
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -62,6 +65,21 @@ def test_a_gradient_that_tensor_parallelism_doubles_is_named_with_the_group_of_t
         "the gradients of 2.norm.weight, 2.norm.bias, 2.up.weight, 2.up.bias and 1 more are 2 times too large (2 = tp)"
     )
     assert finding.evidence[0]["equals"] == ["tp"]
+
+
+def test_a_report_and_an_assertion_compare_layouts_as_compare_does(recorder: Recorder):
+    one = recorder.record("tensor_parallel")
+    bad = recorder.record("tensor_parallel", "double", ranks=2)
+    view = view_run(bad, against=one)
+    assert view.findings[0].rule == "layout-gradient-scale"
+    html = run_page(view).html
+    assert "What was put together" in html
+    assert "1 rank in the reference, 2 ranks here" in html
+    with pytest.raises(RunsDiffer, match="times too large"):
+        assert_same_run(one, bad)
+    good = recorder.record("tensor_parallel", ranks=2)
+    assert not [finding for finding in view_run(good, against=one).findings if finding.severity is not Severity.NOTE]
+    assert_same_run(one, good)
 
 
 def test_gradients_that_copies_of_a_model_forget_to_average_are_named_with_their_group(recorder: Recorder):
