@@ -34,7 +34,8 @@ class Recorder:
     def compare(self, script: str, argument: str = "", *, level: str = "tensors") -> LayoutComparison:
         mesh = RankMesh.parse(MESHES[script])
         alone = next((word for word in SAME_ON_ONE_RANK if word in argument), "")
-        reference = self.record(script, f"{argument}" if alone else "", ranks=1, level=level)
+        number_format = "".join(argument.partition("+")[1:])
+        reference = self.record(script, argument if alone else number_format, ranks=1, level=level)
         candidate = self.record(script, argument, ranks=mesh.num_ranks, level=level)
         return compare_layouts(reference, candidate, mesh=mesh)
 
@@ -152,6 +153,34 @@ def test_a_planted_bug_is_named(
     finding = found_in(recorder.compare(script, bug))
     assert (finding.rule, words in finding.title) == (rule, True), finding.title
     assert parameter is None or finding.parameter == parameter
+
+
+IN_BF16 = [
+    ("tensor_parallel", "double", "layout-gradient-scale", "2 times too large (2 = tp)"),
+    ("tensor_parallel", "no_sum_in_backward", "layout-missing-reduction", "not summed over tp"),
+    ("sequence_parallel", "norm", "layout-missing-reduction", "not summed over tp"),
+    ("data_parallel", "not_reduced", "layout-missing-reduction", "not averaged over dp"),
+    ("data_parallel", "micro_not_divided", "layout-gradient-scale", "3 times too large (3 = micro-batches)"),
+    ("pipeline_parallel", "tied", "layout-missing-reduction", "tied weight 0.weight are not summed over pp"),
+    ("vocabulary_parallel", "gathered", "layout-gradient-scale", "2 times too large (2 = tp)"),
+    ("context_parallel", "not_reduced", "layout-missing-reduction", "not averaged over cp"),
+    ("expert_parallel", "experts_not_divided", "layout-gradient-scale", "2 times too large (2 = ep)"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("script", "bug", "rule", "words"), IN_BF16)
+def test_a_planted_bug_is_named_in_bf16(recorder: Recorder, script: str, bug: str, rule: str, words: str):
+    finding = found_in(recorder.compare(script, f"{bug}+bf16"))
+    assert (finding.rule, words in finding.title) == (rule, True), finding.title
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", dict.fromkeys(script for script, *_ in IN_BF16))
+def test_a_correct_layout_is_silent_in_bf16(recorder: Recorder, script: str):
+    comparison = recorder.compare(script, "+bf16")
+    assert comparison.faults == ()
+    assert comparison.is_answered
 
 
 CORRECT = [
