@@ -21,6 +21,7 @@
 #   make test-device        the tests on a simulated accelerator, which they compile; `make test` runs them too, except for
 #                           some kinds of training: KINDS=all
 #   make test-mindspore     let MindSpore load what `roundoff convert` writes, in an environment of its own
+#   make test-paddle        read the states of Paddle's optimizers, in an environment of its own
 #   make test-loggers       send a run to the real wandb, MLflow and Trackio, offline; read its tables with polars and DuckDB
 #   make test-torch         run the tests that depend on torch with another one, in an environment of its own; TORCH=2.15.0
 #   make hashes             note the hashes of what constraints.txt names, by which CI installs (HASHES=1)
@@ -55,6 +56,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # MindSpore needs an older numpy than the rest, so it gets an environment of its own (3 GB).
 MINDSPORE = .venv-mindspore
 MINDSPORE_STAMP = $(MINDSPORE)/installed-for
+PADDLE = .venv-paddle
+PADDLE_STAMP = $(PADDLE)/installed-for
 
 # Any torch gets an environment of its own, too (5 GB where only the CUDA build is offered).
 TORCH = 2.15.0
@@ -70,7 +73,7 @@ WORKERS = 2
 SEEDS = 1
 SECONDS = 3600
 
-.PHONY: help demo chromium test test-fast test-device test-mindspore test-loggers test-torch fuzz faults coverage coverage-numerics check format \
+.PHONY: help demo chromium test test-fast test-device test-mindspore test-paddle test-loggers test-torch fuzz faults coverage coverage-numerics check format \
         hashes hooks docs bench clean pictures wheel
 
 help:
@@ -104,7 +107,11 @@ chromium:
 	    </dev/null >/dev/null 2>&1 || echo "chromium could not be installed: the tests of pages are skipped."; }
 
 test-mindspore: $(STAMP) $(MINDSPORE_STAMP)
-	ROUNDOFF_MINDSPORE_PYTHON=$(CURDIR)/$(MINDSPORE)/bin/python $(PYTHON) -m pytest tests/checkpoints/test_in_mindspore.py
+	ROUNDOFF_MINDSPORE_PYTHON=$(CURDIR)/$(MINDSPORE)/bin/python $(PYTHON) -m pytest tests/checkpoints/test_in_mindspore.py \
+	  tests/checkpoints/test_optimizers_elsewhere.py
+
+test-paddle: $(STAMP) $(PADDLE_STAMP)
+	ROUNDOFF_PADDLE_PYTHON=$(CURDIR)/$(PADDLE)/bin/python $(PYTHON) -m pytest tests/checkpoints/test_optimizers_elsewhere.py
 
 # Heavy, and of no use to most: installed next to the environment.
 test-loggers: $(STAMP)
@@ -161,7 +168,7 @@ bench: $(STAMP)
 	done
 
 clean:
-	rm -rf $(VENV) $(MINDSPORE) .venv-loggers .venv-torch-* build dist site htmlcov .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(MINDSPORE) $(PADDLE) .venv-loggers .venv-torch-* build dist site htmlcov .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(STAMP): EXTRAS = dev
 $(STAMP): HASHED = $(HASHES)
@@ -196,6 +203,12 @@ $(MINDSPORE_STAMP): Makefile
 	@$(PYTHON3) -m venv --clear $(MINDSPORE)
 	@$(MINDSPORE)/bin/python -m pip install -qq mindspore==2.10.0 numpy==1.26.4
 	@echo "$(CURDIR)" > $(MINDSPORE_STAMP)
+
+$(PADDLE_STAMP): Makefile
+	@echo "Setting up $(PADDLE) (a few minutes the first time) ..."
+	@$(PYTHON3) -m venv --clear $(PADDLE)
+	@$(PADDLE)/bin/python -m pip install -qq paddlepaddle==3.3.1
+	@echo "$(CURDIR)" > $(PADDLE_STAMP)
 
 # What torch itself needs is left to torch; the rest is as in the development environment.
 $(TORCH_STAMP): $(INSTALLED_FROM)

@@ -41,6 +41,7 @@ void bind_fixed(nb::module_& m);
 void bind_group_codes(nb::module_& m);
 void bind_block_codes(nb::module_& m);
 void bind_crash(nb::module_& m);
+void bind_json_lines(nb::module_& m);
 
 }  // namespace roundoff
 
@@ -61,4 +62,5 @@ NB_MODULE(_compiled, m) {
   roundoff::bind_group_codes(m);
   roundoff::bind_block_codes(m);
   roundoff::bind_crash(m);
+  roundoff::bind_json_lines(m);
 }

@@ -32,6 +32,7 @@ from roundoff.runs import (
 from roundoff.words import plural
 
 if TYPE_CHECKING:
+    from roundoff.compare.layouts.layout_comparison import LayoutComparison
     from roundoff.compare.runs.run_comparison import RunComparison
 
 FAMILIES: Mapping[str, ModuleType] = {
@@ -301,7 +302,9 @@ class RunView:
     """Checks that failed inside roundoff."""
     reference: CachedRun | None = None
     comparison: RunComparison | None = None
-    """With the reference."""
+    """With the reference, op by op."""
+    layouts: LayoutComparison | None = None
+    """With the reference, if ranks share the work differently there."""
     divergence: Finding | None = None
     """The first difference that the comparison found."""
 
@@ -329,11 +332,18 @@ def view_run(run: Run, *, against: Run | None = None) -> RunView:
 
 def _view_against(run: CachedRun, reference: CachedRun) -> RunView:
     # Comparing loads the recipes and half of torch with them; a report without a reference should not wait for that.
+    from roundoff.compare.layouts.layout_comparison import compare_layouts, layouts_differ
     from roundoff.compare.runs.run_comparison import compare_runs
     from roundoff.diagnose.against import findings_against, reference_rule
+    from roundoff.diagnose.layout_findings import findings_about_layouts
 
-    comparison = compare_runs(reference, run)
-    found = findings_against(comparison)
+    comparison, layouts = None, None
+    if layouts_differ(reference, run):
+        layouts = compare_layouts(reference, run)
+        found = findings_about_layouts(layouts)
+    else:
+        comparison = compare_runs(reference, run)
+        found = findings_against(comparison)
     diagnosis = diagnose_run(run, rules=(*RULES, replace(reference_rule(reference), find=lambda _: found)))
     probes = [failure for failure in run.failures() if failure.check != "rule"]
     return RunView(
@@ -343,5 +353,6 @@ def _view_against(run: CachedRun, reference: CachedRun) -> RunView:
         failures=[*probes, *diagnosis.failures],
         reference=reference,
         comparison=comparison,
+        layouts=layouts,
         divergence=next(iter(found), None),
     )

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 from roundoff.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from roundoff.kernels.compiled import compiled_kernels as compiled_kernels
-    from roundoff.kernels.compiled import kernels_in_use as kernels_in_use
+    from roundoff.kernels.load import compiled_kernels as compiled_kernels
+    from roundoff.kernels.load import kernels_in_use as kernels_in_use
     from roundoff.kernels.summaries import histogram as histogram
     from roundoff.kernels.summaries import summarize as summarize
 
 __all__ = ["compiled_kernels", "histogram", "kernels_in_use", "summarize"]
 
 _HOMES = {
-    "compiled_kernels": "roundoff.kernels.compiled",
+    "compiled_kernels": "roundoff.kernels.load",
     "histogram": "roundoff.kernels.summaries",
-    "kernels_in_use": "roundoff.kernels.compiled",
+    "kernels_in_use": "roundoff.kernels.load",
     "summarize": "roundoff.kernels.summaries",
 }
 

@@ -1,38 +1,16 @@
-"""Loads the compiled kernels if there are any, and says which tensors they can read."""
+"""Says which tensors the compiled kernels can read."""
 
 from __future__ import annotations
 
 import functools
-import importlib
-import os
 from types import ModuleType
 
 import torch
 from torch import Tensor
 
 from roundoff.errors import KernelError
-
-
-@functools.cache
-def compiled_kernels() -> ModuleType | None:
-    """Return the compiled kernels, or None if they were not built or `ROUNDOFF_KERNELS=torch` disables them."""
-    if os.environ.get("ROUNDOFF_KERNELS") == "torch":
-        return None
-    try:
-        return importlib.import_module("roundoff.kernels._compiled")
-    except ImportError:
-        return None
-
-
-def kernels_in_use() -> str:
-    """Describe the kernels in use on the CPU: `compiled (x86-64-v4)`, or `torch` and why."""
-    module = compiled_kernels()
-    if module is not None:
-        return f"compiled ({module.level()})"
-    if os.environ.get("ROUNDOFF_KERNELS") == "torch":
-        return "torch (ROUNDOFF_KERNELS=torch is set)"
-    return "torch (the compiled kernels were not built)"
-
+from roundoff.kernels.load import compiled_kernels as compiled_kernels
+from roundoff.kernels.load import kernels_in_use as kernels_in_use
 
 READABLE_DTYPE_CODES: dict[torch.dtype, int] = {
     torch.float64: 0,

@@ -12,11 +12,15 @@ import pytest
 from torch import nn
 from torch.optim import Optimizer
 
+from roundoff.compare.layouts.layout_comparison import compare_layouts, layouts_differ
 from roundoff.compare.runs.run_comparison import compare_runs
 from roundoff.diagnose import Diagnosis
 from roundoff.diagnose.against import findings_against
+from roundoff.diagnose.layout_findings import findings_about_layouts
+from roundoff.errors import CompareError
 from roundoff.record import recording
 from roundoff.record.reference import ReferenceKind
+from roundoff.report.comparisons.compared_layouts import ComparedLayouts
 from roundoff.report.comparisons.compared_runs import ComparedRuns
 from roundoff.report.findings_text import failure_lines, findings_text
 from roundoff.runs import Event, Run
@@ -84,7 +88,7 @@ def _is_healthy(diagnosis: Diagnosis) -> bool:
 class RunsDiffer(AssertionError):
     """Two runs differ by more than their formats explain; `report` holds the comparison."""
 
-    def __init__(self, report: ComparedRuns) -> None:
+    def __init__(self, report: ComparedRuns | ComparedLayouts) -> None:
         super().__init__(report.text())
         self.report = report
 
@@ -94,7 +98,8 @@ def assert_same_run(
 ) -> None:
     """Raise `RunsDiffer` if the candidate differs from the reference by more than their formats explain.
 
-    Its text is what `roundoff compare` prints: the op that introduces the difference, where, and by how much.
+    Its text is what `roundoff compare` prints: the op that introduces the difference, where, and by how much. Runs with
+    other layouts are put together first.
 
     Args:
         reference: a run, or its folder.
@@ -107,6 +112,14 @@ def assert_same_run(
         CompareError: there is nothing to compare.
     """
     runs = [run if isinstance(run, Run) else Run.open(run) for run in (reference, candidate)]
+    if rank is None and layouts_differ(*runs):
+        layouts = compare_layouts(*runs, step=step)
+        compared = ComparedLayouts(comparison=layouts, findings=findings_about_layouts(layouts))
+        if not layouts.is_answered:
+            raise CompareError(compared.text())
+        if layouts.differs:
+            raise RunsDiffer(compared)
+        return
     comparison = compare_runs(*runs, step=step, rank=rank)
     report = ComparedRuns(
         comparison=comparison,

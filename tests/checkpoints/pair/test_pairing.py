@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from roundoff.checkpoints.checkpoint import Entry, Role
+from roundoff.checkpoints.pair.layer_groups import read_optimizer_name
 from roundoff.checkpoints.pair.layer_matching import PairedBy
 from roundoff.checkpoints.pair.pairing import Pairing, pair_checkpoints
 from roundoff.errors import CheckpointError
@@ -233,6 +234,28 @@ def test_moments_without_their_parameters_line_up_among_themselves():
         "moment1.conv.weight": "conv2d_0.w_0_moment1_0",
         "moment1.fc.weight": "linear_0.w_0_moment1_0",
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "others", "slot"),
+    [
+        ("accum.fc.weight", ["stat.fc.weight"], "momentum_buffer"),
+        ("accum.fc.weight", ["accum_update.fc.weight"], "square_avg"),
+        ("accum.fc.weight", [], "sum"),
+        ("moment2.fc.weight", ["beta1_power", "beta2_power"], "exp_avg_sq"),
+        ("moment2.fc.weight", ["beta1_power"], "exp_inf"),
+        ("moment.fc.weight", ["mean_square.fc.weight"], None),
+        ("moments.fc.weight", ["linear.fc.weight"], None),
+        ("a.w_0_moment_0", ["a.w_0_inf_norm_0"], "exp_avg"),
+        ("a.w_0_moment_0", [], "sum"),
+        ("a.w_0_momentum_0", ["a.w_0_mean_square_0"], None),
+        ("a.w_0_fp32_master_0_moment2_max_0", [], "max_exp_avg_sq"),
+    ],
+)
+def test_a_word_means_what_its_optimizer_makes_of_it(name: str, others: list[str], slot: str | None):
+    read = read_optimizer_name(name, parameters=[], others=others)
+    assert (read and read.slot) == slot
+    assert read is None or read.owner in ("fc.weight", "a.w_0")
 
 
 def test_a_map_decides_what_names_do_not():

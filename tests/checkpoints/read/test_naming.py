@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from roundoff.checkpoints.checkpoint import Role
@@ -122,8 +123,23 @@ def test_integers_are_not_trained(tmp_path: Path):
         ("opt_state.0.mu.dense.kernel", True),
         ("moment1.conv.weight", True),
         ("linear_0.w_0_beta1_pow_acc_0", True),
+        ("linear_0.w_0_moment2_max_0", True),
+        ("linear_0.w_0__avg_squared_grad_0", True),
+        ("linear_0.w_0", False),
+        ("vhat.conv.weight", True),
+        ("lamb_m.conv.weight", True),
         ("state.0.momentum_buffer", True),
     ],
 )
 def test_an_optimizers_names_are_distinguished_from_similar_ones(name: str, is_one: bool):
     assert is_optimizers(name) == is_one
+
+
+@pytest.mark.parametrize(
+    "word", ["moment.", "mean_grad.", "accum_update.", "prev.", "step_size.", "ax_.", "mu_", "eta_"]
+)
+def test_words_of_mindspore_are_states_only_where_their_parameter_is(tmp_path: Path, word: str):
+    names = [f"{word}fc.weight", "fc.weight", "moment.of.weight"]
+    save_file({name: torch.ones(2) for name in names}, tmp_path / "a.safetensors")
+    found = {name: entry.role for name, entry in read_checkpoint(tmp_path / "a.safetensors").entries.items()}
+    assert found == {names[0]: Role.OPTIMIZER, "fc.weight": Role.PARAMETER, "moment.of.weight": Role.PARAMETER}

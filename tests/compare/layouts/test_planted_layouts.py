@@ -8,8 +8,11 @@ import pytest
 
 from roundoff.compare.layouts.layout_comparison import LayoutComparison, compare_layouts
 from roundoff.compare.layouts.rank_mesh import RankMesh
+from roundoff.diagnose.diagnosis import view_run
 from roundoff.diagnose.layout_findings import findings_about_layouts
-from roundoff.runs import Finding, Run
+from roundoff.report.run_page.document import run_page
+from roundoff.runs import Finding, Run, Severity
+from roundoff.testing.assertions import RunsDiffer, assert_same_run
 from tests.watch.script_server import ScriptServer
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -31,7 +34,8 @@ class Recorder:
     def compare(self, script: str, argument: str = "", *, level: str = "tensors") -> LayoutComparison:
         mesh = RankMesh.parse(MESHES[script])
         alone = next((word for word in SAME_ON_ONE_RANK if word in argument), "")
-        reference = self.record(script, f"{argument}" if alone else "", ranks=1, level=level)
+        number_format = "".join(argument.partition("+")[1:])
+        reference = self.record(script, argument if alone else number_format, ranks=1, level=level)
         candidate = self.record(script, argument, ranks=mesh.num_ranks, level=level)
         return compare_layouts(reference, candidate, mesh=mesh)
 
@@ -62,6 +66,21 @@ def test_a_gradient_that_tensor_parallelism_doubles_is_named_with_the_group_of_t
         "the gradients of 2.norm.weight, 2.norm.bias, 2.up.weight, 2.up.bias and 1 more are 2 times too large (2 = tp)"
     )
     assert finding.evidence[0]["equals"] == ["tp"]
+
+
+def test_a_report_and_an_assertion_compare_layouts_as_compare_does(recorder: Recorder):
+    one = recorder.record("tensor_parallel")
+    bad = recorder.record("tensor_parallel", "double", ranks=2)
+    view = view_run(bad, against=one)
+    assert view.findings[0].rule == "layout-gradient-scale"
+    html = run_page(view).html
+    assert "What was put together" in html
+    assert "1 rank in the reference, 2 ranks here" in html
+    with pytest.raises(RunsDiffer, match="times too large"):
+        assert_same_run(one, bad)
+    good = recorder.record("tensor_parallel", ranks=2)
+    assert not [finding for finding in view_run(good, against=one).findings if finding.severity is not Severity.NOTE]
+    assert_same_run(one, good)
 
 
 def test_gradients_that_copies_of_a_model_forget_to_average_are_named_with_their_group(recorder: Recorder):
@@ -134,6 +153,34 @@ def test_a_planted_bug_is_named(
     finding = found_in(recorder.compare(script, bug))
     assert (finding.rule, words in finding.title) == (rule, True), finding.title
     assert parameter is None or finding.parameter == parameter
+
+
+IN_BF16 = [
+    ("tensor_parallel", "double", "layout-gradient-scale", "2 times too large (2 = tp)"),
+    ("tensor_parallel", "no_sum_in_backward", "layout-missing-reduction", "not summed over tp"),
+    ("sequence_parallel", "norm", "layout-missing-reduction", "not summed over tp"),
+    ("data_parallel", "not_reduced", "layout-missing-reduction", "not averaged over dp"),
+    ("data_parallel", "micro_not_divided", "layout-gradient-scale", "3 times too large (3 = micro-batches)"),
+    ("pipeline_parallel", "tied", "layout-missing-reduction", "tied weight 0.weight are not summed over pp"),
+    ("vocabulary_parallel", "gathered", "layout-gradient-scale", "2 times too large (2 = tp)"),
+    ("context_parallel", "not_reduced", "layout-missing-reduction", "not averaged over cp"),
+    ("expert_parallel", "experts_not_divided", "layout-gradient-scale", "2 times too large (2 = ep)"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("script", "bug", "rule", "words"), IN_BF16)
+def test_a_planted_bug_is_named_in_bf16(recorder: Recorder, script: str, bug: str, rule: str, words: str):
+    finding = found_in(recorder.compare(script, f"{bug}+bf16"))
+    assert (finding.rule, words in finding.title) == (rule, True), finding.title
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", dict.fromkeys(script for script, *_ in IN_BF16))
+def test_a_correct_layout_is_silent_in_bf16(recorder: Recorder, script: str):
+    comparison = recorder.compare(script, "+bf16")
+    assert comparison.faults == ()
+    assert comparison.is_answered
 
 
 CORRECT = [

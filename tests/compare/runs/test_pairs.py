@@ -35,6 +35,7 @@ class Choices:
     loss_scale: float | None = None
     eval_scale: float = 1.0
     has_eval_mode: bool = True
+    evaluates: bool = True
 
 
 class Recurrent(nn.Module):
@@ -81,6 +82,8 @@ def training(choices: Choices, *, num_steps: int = 2) -> Callable[[], None]:
             scaler.step(optimizer)
             scaler.update()
             schedule.step()
+            if not choices.evaluates:
+                continue
             if choices.has_eval_mode:
                 model.eval()
             with torch.no_grad():
@@ -193,6 +196,18 @@ def test_evaluations_of_watched_runs_are_compared(tmp_path: Path):
     assert found.title.startswith("the runs evaluate differently: what <model>[0] is given in the evaluation")
     found = only_finding(plain, watched(tmp_path / "mode", Choices(has_eval_mode=False)))
     assert found.title == "the runs evaluate differently: evaluation after step 0"
+    assert "in eval mode against no eval(): in training mode, or not at all" in found.why
+
+
+@pytest.mark.parametrize(
+    ("choices", "said"), [(Choices(has_eval_mode=False), "without eval()"), (Choices(evaluates=False), "none")]
+)
+def test_a_run_that_never_evaluates_is_told_from_one_in_training_mode(
+    reference: Run, tmp_path: Path, choices: Choices, said: str
+):
+    settings = compare_runs(reference, recorded(tmp_path / "run", choices)).settings
+    modes = [(each.reference, each.candidate) for each in settings if each.what == "evaluation after step 0"]
+    assert modes == [("in eval mode", said)]
 
 
 def test_evaluations_of_recordings_are_compared_op_by_op(reference: Run, tmp_path: Path):

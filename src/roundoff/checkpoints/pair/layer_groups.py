@@ -5,18 +5,24 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from roundoff.checkpoints.checkpoint import Entry
 
 SLOTS = {
-    **dict.fromkeys(("momentum_buffer", "moments", "accum", "velocity", "momentum"), "momentum_buffer"),
-    **dict.fromkeys(("exp_avg", "moment1", "adam_m"), "exp_avg"),
-    **dict.fromkeys(("exp_avg_sq", "moment2", "adam_v"), "exp_avg_sq"),
+    **dict.fromkeys(("momentum_buffer", "moments", "velocity"), "momentum_buffer"),
+    **dict.fromkeys(("exp_avg", "moment1", "adam_m", "lamb_m"), "exp_avg"),
+    **dict.fromkeys(("exp_avg_sq", "moment2", "adam_v", "lamb_v"), "exp_avg_sq"),
     **dict.fromkeys(("max_exp_avg_sq", "moment2_max", "vhat"), "max_exp_avg_sq"),
-    **dict.fromkeys(("square_avg", "mean_square"), "square_avg"),
+    **dict.fromkeys(("square_avg", "mean_square", "_avg_squared_grad"), "square_avg"),
+    **dict.fromkeys(("acc_delta", "accum_update", "_avg_squared_update"), "acc_delta"),
+    **dict.fromkeys(("grad_avg", "mean_grad"), "grad_avg"),
+    **dict.fromkeys(("exp_inf", "inf_norm"), "exp_inf"),
+    **dict.fromkeys(("prev", "prevs"), "prev"),
+    **dict.fromkeys(("step_size", "learning_rates"), "step_size"),
+    **dict.fromkeys(("sum", "accum", "moment"), "sum"),
     "step": "step",
     "beta1_pow_acc": "beta1_power",
     "beta2_pow_acc": "beta2_power",
@@ -66,10 +72,13 @@ def read_optimizer_name(name: str, *, parameters: Sequence[str], others: Contain
         has_mu = of_optax["slot"] != "nu" or name.replace(".nu.", ".mu.", 1) in others
         return OptimizerName(slot=SLOTS_OF_OPTAX[of_optax["slot"]] if has_mu else "square_avg", owner=of_optax["owner"])
     if of_paddle := _OF_PADDLE.fullmatch(name):
-        return OptimizerName(slot=SLOTS[of_paddle["slot"]], owner=of_paddle["owner"])
+        owner = of_paddle["owner"]
+        return _named(of_paddle["slot"], owner, has=lambda word: f"{owner}_{word}_0" in others)
     first, _, rest = name.partition(".")
     if first in SLOTS and rest:
-        return OptimizerName(slot=SLOTS[first], owner=rest)
+        is_adamax = "beta1_power" in others and "beta2_power" not in others
+        word = "inf_norm" if first == "moment2" and is_adamax else first
+        return _named(word, rest, has=lambda word: f"{word}.{rest}" in others)
     words = name.split(".")
     if words[-1] not in SLOTS:
         return None
@@ -79,6 +88,18 @@ def read_optimizer_name(name: str, *, parameters: Sequence[str], others: Contain
     if owner.isdecimal():
         owner = parameters[int(owner)] if int(owner) < len(parameters) else owner
     return OptimizerName(slot=SLOTS[words[-1]], owner=owner) if owner else None
+
+
+def _named(word: str, owner: str, *, has: Callable[[str], bool]) -> OptimizerName | None:
+    """Return a state of MindSpore or Paddle by its word, whose meaning depends on what else its optimizer `has`."""
+    slot: str | None = SLOTS[word]
+    if word == "accum" and (has("stat") or has("accum_update")):
+        slot = "momentum_buffer" if has("stat") else "square_avg"  # SGD, Adadelta; otherwise Adagrad
+    elif word == "moment" and has("inf_norm"):
+        slot = "exp_avg"  # Adamax
+    elif (word == "moment" and has("mean_square")) or (word == "moments" and has("linear")):
+        slot = None  # the momentum of RMSProp contains the learning rate; PyTorch has no FTRL
+    return OptimizerName(slot=slot, owner=owner.partition("_fp32_master_")[0]) if slot else None
 
 
 WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})

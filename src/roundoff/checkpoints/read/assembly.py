@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -35,12 +35,14 @@ def assemble(tree: Any, data: FileBytes, *, format: str, path: Path | None = Non
     leaves = take_apart(tree, data)
     names = model_names(leaves.tensors)
     has_container = any(map(is_contained, leaves.tensors))
+    every_name = frozenset(names.values())
     stored: dict[str, StoredTensor] = {}
     for keys, tensor in leaves.tensors.items():
         name = names[keys]
         if name in stored:
             raise data.error(f"two tensors have the name '{name}'")
-        role = role_of(keys, tensor, has_container=has_container)
+        is_state = format in MINDSPORE_FORMATS and is_state_of_mindspore(name, every_name)
+        role = Role.OPTIMIZER if is_state else role_of(keys, tensor, has_container=has_container)
         stored[name] = StoredTensor(name=name, shape=tensor.shape, dtype=tensor.dtype, role=role, read=tensor.read)
     return Checkpoint(path=path or data.path, format=format, tensors=stored.values(), settings=leaves.settings)
 
@@ -262,10 +264,28 @@ COUNTERS = frozenset(
 _AVERAGES = re.compile(r"(^|_)(ema|swa|average|averaged|teacher)(_|$)", re.IGNORECASE)
 _OPTIMIZER_PART = re.compile(r"opt|optims?|(\w+_)?optimi[sz]er\w*|opt_state\w*|lr_sched\w*", re.IGNORECASE)
 _OPTIMIZER_STATE = re.compile(
-    r"^(moments|moment1|moment2|accum|stat|adam_m|adam_v|velocity|exp_avg|exp_avg_sq|mean_square|mean_gradient)\."
-    r"|_(velocity|moment|moment1|moment2|beta1_pow_acc|beta2_pow_acc|mean_square|mean_grad|momentum|inf_norm)_\d+$"
+    r"^(moments|moment1|moment2|accum|stat|adam_m|adam_v|velocity|exp_avg|exp_avg_sq|mean_square|vhat|lamb_m|lamb_v)\."
+    r"|\.[wb]_\d+_\w+_\d+$"  # Paddle's states of `linear_0.w_0`
+    r"|_(velocity|moment|moment1|moment2|moment2_max|beta1_pow_acc|beta2_pow_acc|mean_square|mean_grad|momentum|inf_norm)_\d+$"
     r"|\.(exp_avg|exp_avg_sq|max_exp_avg_sq|momentum_buffer|square_avg|acc_delta)$"
 )
+
+
+MINDSPORE_FORMATS = frozenset({"mindspore", "safetensors"})
+_STATES_OF_MINDSPORE = re.compile(
+    r"(?:(?:moments?|accum(?:_update)?|stat|mean_grad|prev|step_size|ax_)\.|(?:mu|eta)_)(?P<owner>.+)"
+)
+"""Words that may be layers of a model as well."""
+
+
+def is_state_of_mindspore(name: str, others: Container[str]) -> bool:
+    """Return whether a tensor is a state of another one, by the word that MindSpore puts before the other's name.
+
+    >>> is_state_of_mindspore("moment.fc.weight", ["fc.weight"]), is_state_of_mindspore("moment.weight", [])
+    (True, False)
+    """
+    found = _STATES_OF_MINDSPORE.fullmatch(name)
+    return found is not None and found["owner"] in others
 
 
 def model_names(paths: Iterable[TreePath]) -> dict[TreePath, str]:

@@ -161,8 +161,15 @@ SLOTS_OF_MINDSPORE = {
     "momentum_buffer": "moments",
     "max_exp_avg_sq": "vhat",
     "square_avg": "mean_square",
+    "grad_avg": "mean_grad",
+    "exp_inf": "moment2",
+    "sum": "accum",
+    "acc_delta": "accum_update",
+    "prev": "prev",
+    "step_size": "step_size",
 }
-"""The names of the states of `nn.Adam`, `nn.Momentum` and `nn.RMSProp`."""
+"""The names of the states of `nn.Adam`, `nn.AdaMax`, `nn.Momentum`, `nn.RMSProp`, `nn.Adagrad`, `nn.Adadelta` and
+`nn.Rprop`."""
 
 
 HAVE_TORCH_NAMES = ("torch", "safetensors", "npz")
@@ -212,9 +219,11 @@ class ForeignNames:
     def _counters_of_mindspore(self, step: int) -> list[StoredTensor]:
         made = [one_number("global_step", step, dtype="int32", shape=(1,), role=Role.OTHER)]
         betas = betas_of(self._source)
+        is_adamax = any(name.endswith(".exp_inf") for name in self._source.entries)
         for name, place in BETA_POWERS.items():
-            if betas is not None:
-                made.append(one_number(name, betas[place] ** step, dtype="float32", shape=(), role=Role.OTHER))
+            if betas is not None and not (is_adamax and place == 1):
+                shape = (1,) if is_adamax else ()
+                made.append(one_number(name, betas[place] ** step, dtype="float32", shape=shape, role=Role.OTHER))
         return [stored for stored in made if stored.name not in self._source.entries]
 
     def _counters_of_torch(self, step: int) -> list[StoredTensor]:
@@ -246,6 +255,11 @@ class ForeignNames:
         if not self._is_mindspore:
             return f"optimizer.state.{self._parameters.index(read.owner)}.{read.slot}", read.owner
         slot = SLOTS_OF_MINDSPORE.get(read.slot)
+        beside = f"{entry.name.rpartition('.')[0]}."
+        if read.slot == "square_avg" and f"{beside}acc_delta" in self._source.entries:
+            slot = "accum"  # of `nn.Adadelta`
+        if read.slot == "momentum_buffer" and f"{beside}square_avg" in self._source.entries:
+            slot = None  # the momentum of `nn.RMSProp` contains the learning rate
         return (f"{slot}.{self._names[read.owner]}" if slot else None), read.owner
 
     def _rename(self, name: str, word: str) -> str:

@@ -128,7 +128,7 @@ def misplaced_bias(result: SiteResult, wholes: Mapping[str, MeasuredTensor]) -> 
     """
     whole = result.reference.values
     values = [holder.tensor.values for holder in result.holders if holder.tensor.shape == result.reference.shape]
-    arrays = [value for value in values if value is not None]
+    arrays = [value.astype(np.float64) for value in values if value is not None]
     if whole is None or len(arrays) < 2:
         return None
     for name, parameter in wholes.items():

@@ -458,4 +458,4 @@ def _change(before: MeasuredTensor, after: MeasuredTensor) -> MeasuredTensor | N
     """Return what was added to a tensor; None if its values are not known."""
     if before.values is None or after.values is None or before.shape != after.shape:
         return None
-    return after.with_values(after.values - before.values)
+    return after.with_values(after.values.astype("float64") - before.values)

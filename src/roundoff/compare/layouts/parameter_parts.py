@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 
@@ -13,6 +14,8 @@ from roundoff.compare.layouts.part_verdict import PartHolder
 from roundoff.compare.layouts.piece import WHOLE, Cut, Piece, matching_pieces
 from roundoff.compare.layouts.step_tensors import RankTensor, StepTensors
 from roundoff.runs import TensorPlacement
+
+Matched: TypeAlias = dict[tuple[str, tuple[int, ...]], list[Piece]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +90,14 @@ def match_parameters(
         else:
             found.wholes[name] = whole
     by_hash = {(whole.event.hash, whole.shape): name for name, whole in reversed(found.wholes.items())}
-    usual = _usual_pieces(found.wholes, candidate, renamed)
+    matched: Matched = {}
+    usual = _usual_pieces(found.wholes, candidate, renamed, matched)
     for name, tensors in candidate.parameters.items():
         own_name = renamed.get(name, name)
         whole = found.wholes.get(own_name)
         for ranks, tensor in ((held.ranks, held.tensor) for held in tensors):
             said = (placed or {}).get(ranks[0], {}).get(name)
-            pieces = () if whole is None else _pieces(tensor, whole, said)
+            pieces = () if whole is None else _pieces(tensor, whole, said, matched.get((name, ranks)))
             if pieces:
                 ordered = tuple(sorted(pieces, key=lambda piece: piece not in usual[ranks[0]]))
                 found.parts[own_name].append(HeldPart(name, ranks, tensor, ordered))
@@ -127,7 +131,9 @@ def placed_pieces(placements: Sequence[TensorPlacement]) -> dict[str, Piece]:
     return found
 
 
-def _pieces(tensor: MeasuredTensor, whole: MeasuredTensor, said: Piece | None = None) -> tuple[Piece, ...]:
+def _pieces(
+    tensor: MeasuredTensor, whole: MeasuredTensor, said: Piece | None = None, matched: list[Piece] | None = None
+) -> tuple[Piece, ...]:
     if tensor.shape == whole.shape:
         return (WHOLE,) if fit(tensor, whole).is_equal(tensor.tolerance) else ()
     if not tensor.event.num_elements:
@@ -136,13 +142,18 @@ def _pieces(tensor: MeasuredTensor, whole: MeasuredTensor, said: Piece | None = 
         cut = said.take(whole.values)
         if cut.shape == tensor.shape and fit_arrays(tensor.values, cut).is_equal(tensor.tolerance):
             return (said,)
-    return (said,) if said is not None and tensor.values is None else tuple(matching_pieces(tensor, whole))
+    if said is not None and tensor.values is None:
+        return (said,)
+    return tuple(matching_pieces(tensor, whole) if matched is None else matched)
 
 
 def _usual_pieces(
-    wholes: Mapping[str, MeasuredTensor], candidate: StepTensors, renamed: Mapping[str, str]
+    wholes: Mapping[str, MeasuredTensor], candidate: StepTensors, renamed: Mapping[str, str], matched: Matched
 ) -> dict[int, set[Piece]]:
-    """Return the pieces that each rank certainly holds of some parameter, to decide where several are possible."""
+    """Return the pieces that each rank certainly holds of some parameter, to decide where several are possible.
+
+    What each tensor may be is kept in `matched`.
+    """
     found: dict[int, set[Piece]] = defaultdict(set)
     numbers: dict[int, Counter[tuple[int, int]]] = defaultdict(Counter)
     ambiguous: list[tuple[tuple[int, ...], list[Piece], MeasuredTensor]] = []
@@ -153,7 +164,7 @@ def _usual_pieces(
         for held in tensors:
             if held.tensor.shape == whole.shape or not held.tensor.event.num_elements:
                 continue
-            pieces = matching_pieces(held.tensor, whole)
+            pieces = matched[name, held.ranks] = matching_pieces(held.tensor, whole)
             if len(pieces) == 1 and len(pieces[0].cuts) == 1 and pieces[0].cuts[0].step == 1:
                 cut = pieces[0].cuts[0]
                 for rank in held.ranks:

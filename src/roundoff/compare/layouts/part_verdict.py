@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from roundoff.compare.layouts.measured_tensor import Fit, MeasuredTensor, fit, fit_pieces, fit_sum
+from roundoff.compare.layouts.measured_tensor import UNKNOWN, Fit, MeasuredTensor, fit, fit_arrays, fit_pieces, fit_sum
 from roundoff.compare.layouts.piece import Piece
 
 _MAX_CLUSTERED = 32
@@ -86,10 +86,17 @@ def _cut(whole: MeasuredTensor, piece: Piece) -> MeasuredTensor:
     return whole.with_values(piece.take(whole.values))
 
 
+def _fit_piece(part: MeasuredTensor, whole: MeasuredTensor, piece: Piece) -> Fit:
+    if piece.is_whole or part.values is None or whole.values is None:
+        return fit(part, _cut(whole, piece))
+    cut = piece.take(whole.values)
+    return fit_arrays(part.values, cut) if part.shape == cut.shape else UNKNOWN
+
+
 def _judge_values(holders: Sequence[PartHolder], whole: MeasuredTensor, tolerance: float) -> PartVerdict:
     fits, pieces = [], []
     for holder in holders:
-        tried = [(fit(holder.tensor, _cut(whole, piece)), piece) for piece in holder.pieces]
+        tried = [(_fit_piece(holder.tensor, whole, piece), piece) for piece in holder.pieces]
         best = min(tried, key=lambda pair: pair[0].residual)
         fits.append(best[0])
         pieces.append(best[1] if best[0].is_multiple(tolerance) else holder.pieces[0])

@@ -69,6 +69,11 @@ class Piece:
                 whole = whole.take(cut.indices(), axis=cut.dim)
         return whole
 
+    def head(self, whole: Array, num_rows: int) -> Array:
+        """Return the first rows of the part, without making all of it."""
+        rows = next((cut.indices()[:num_rows] for cut in self.cuts if cut.dim == 0), slice(num_rows))
+        return Piece(tuple(cut for cut in self.cuts if cut.dim)).take(whole[rows])
+
 
 WHOLE = Piece()
 
@@ -102,7 +107,7 @@ def matching_pieces(part: MeasuredTensor, whole: MeasuredTensor) -> list[Piece]:
     possible = possible_pieces(part.shape, whole.shape)
     if part.values is None or whole.values is None or not possible:
         return possible
-    found = [piece for piece in possible if _fits(part.values, piece.take(whole.values), part.tolerance)]
+    found = [piece for piece in possible if _fits(part.values, piece, whole.values, part.tolerance)]
     return found or _matching_rows(part.values, whole.values, part.tolerance)
 
 
@@ -121,9 +126,9 @@ def _matching_rows(part: Array, whole: Array, tolerance: float) -> list[Piece]:
     return [Piece((Cut(0, int(rows[0]), len(rows), rows=tuple(rows.tolist())),))]
 
 
-def _fits(part: Array, piece: Array, tolerance: float) -> bool:
+def _fits(part: Array, piece: Piece, whole: Array, tolerance: float) -> bool:
     if part.size > _PROBED:
-        flat, other = part.reshape(-1)[:_PROBED], np.ascontiguousarray(piece).reshape(-1)[:_PROBED]
-        if not fit_arrays(flat, other).is_equal(4 * tolerance):
+        num_rows = -(-_PROBED * len(part) // part.size)
+        if not fit_arrays(part[:num_rows], piece.head(whole, num_rows)).is_equal(4 * tolerance):
             return False
-    return fit_arrays(part, piece).is_equal(tolerance)
+    return fit_arrays(part, piece.take(whole)).is_equal(tolerance)

@@ -17,9 +17,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from roundoff.compare.logprobs.logprob_lines import concat_columns, read_lines, read_objects, sample_columns
 from roundoff.compare.logprobs.logprob_table import (
     MAX_TOKENS,
-    PER_SAMPLE,
     WIDE,
     Array,
     EngineFacts,
@@ -29,14 +29,13 @@ from roundoff.compare.logprobs.logprob_table import (
 )
 from roundoff.errors import CompareError, first_line
 from roundoff.files import open_reading
-from roundoff.runs.files.columns import Interned, Rows, Values, concat_values
+from roundoff.runs.files.columns import Interned, Rows, Values
 from roundoff.runs.files.parquet import ParquetFile, UnsupportedFile
 from roundoff.words import size_text
 
 SUFFIXES = (".parquet", ".jsonl", ".npz")
 FACTS_FILE = "_facts.jsonl"
 """What the engine says about itself, in a folder of parts."""
-MAX_LINE_BYTES = 64 * 2**20
 _FREE_BYTES = 256 * 2**20
 _SIZE_FACTOR = 20
 """A file that takes more memory than twenty times its size and 256 MB is refused."""
@@ -80,7 +79,7 @@ def _read_parquet(path: Path) -> Columns:
     if not files:
         raise ValueError("the folder holds no part")
     facts, facts_file = EngineFacts(), path / FACTS_FILE
-    for _, value in _objects(facts_file) if facts_file.exists() else ():
+    for value in read_objects(facts_file) if facts_file.exists() else ():
         facts = facts.merge(facts_from(value))
     parts, num_rows = [], 0
     for file in files:
@@ -88,7 +87,7 @@ def _read_parquet(path: Path) -> Columns:
         num_rows += len(parts[-1].get("token", ()))
         if num_rows > MAX_TOKENS:
             raise ValueError(f"it has more than {MAX_TOKENS} tokens")
-    return _concat(parts), facts
+    return concat_columns(parts), facts
 
 
 def _parquet_columns(path: Path) -> dict[str, Any]:
@@ -166,98 +165,29 @@ def _from_arrow(pyarrow: Any, table: Any) -> dict[str, Any]:
                 array = np.asarray(values.fill_null(0) if nulls is not None else values)
                 rows[name] = Values(array=array, nulls=nulls)
         return _from_rows(Rows(columns=rows, num_rows=table.num_rows))
-    return _join_samples(enumerate(table.to_pylist()))
+    return _join_samples(table.to_pylist())
+
+
+def _join_samples(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Make columns of rows that each hold a sample."""
+    parts, num_rows = [], 0
+    for number, row in enumerate(rows):
+        value = {known: item for name, item in row.items() if (known := known_column(name))}
+        if not isinstance(value.get("token"), list):
+            raise ValueError(f"row {number} has no list of tokens")
+        parts += [sample_columns(number, value)] if value["token"] else []
+        num_rows += len(value["token"])
+        if num_rows > MAX_TOKENS:
+            raise ValueError(f"it has more than {MAX_TOKENS} tokens")
+    return concat_columns(parts) if parts else {"token": [], "logprob": [], "sample": []}
 
 
 def _read_lines(path: Path) -> Columns:
-    """Read JSON lines: a token on each, or a sample with lists; a line with `facts` is about the engine."""
+    columns, all_facts = read_lines(path)
     facts = EngineFacts()
-
-    def samples() -> Iterator[tuple[int, Mapping[str, Any]]]:
-        nonlocal facts
-        for number, value in _objects(path):
-            if "facts" in value:
-                facts = facts.merge(facts_from(value["facts"]))
-            else:
-                yield number, value
-
-    columns = _join_samples(samples())
+    for value in all_facts:
+        facts = facts.merge(facts_from(value))
     return columns, facts
-
-
-def _objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the object on each line with its number; a last line that was cut off is an error, as any other."""
-    with os.fdopen(open_reading(path), "rb") as file:
-        number = 0
-        while line := file.readline(MAX_LINE_BYTES + 1):
-            number += 1
-            if len(line) > MAX_LINE_BYTES:
-                raise ValueError(f"line {number} is longer than {size_text(MAX_LINE_BYTES)}")
-            if line.isspace():
-                continue
-            try:
-                value = json.loads(line)
-            except ValueError as error:
-                raise ValueError(f"line {number} is not JSON: {error}") from error
-            if not isinstance(value, dict):
-                raise ValueError(f"line {number} is not an object")
-            yield number, value
-
-
-def _join_samples(lines: Iterator[tuple[int, Mapping[str, Any]]] | enumerate[Any]) -> dict[str, Any]:
-    """Make columns of objects that each describe a token, or a sample whose tokens are lists."""
-    rows: list[dict[str, Any]] = []
-    parts: list[dict[str, Any]] = []
-    num_rows = 0
-    for number, line in lines:
-        value = {known: item for name, item in line.items() if (known := known_column(name))}
-        if isinstance(value.get("token"), list):
-            parts.append(_sample_part(number, value))
-        else:
-            rows.append(value)
-            if len(rows) == 4096:
-                parts.append(_rows_part(rows))
-                rows = []
-        num_rows += len(value["token"]) if isinstance(value.get("token"), list) else 1
-        if num_rows > MAX_TOKENS:
-            raise ValueError(f"it has more than {MAX_TOKENS} tokens")
-    if rows:
-        parts.append(_rows_part(rows))
-    return _concat(parts) if parts else {"token": [], "logprob": [], "sample": []}
-
-
-def _sample_part(number: int, value: Mapping[str, Any]) -> dict[str, Any]:
-    tokens = value["token"]
-    found: dict[str, Any] = {"sample": [value.get("sample", number)] * len(tokens)}
-    for column, item in value.items():
-        if column == "sample":
-            continue
-        if column == "position" and isinstance(item, int):
-            item = list(range(item, item + len(tokens)))
-        if column in PER_SAMPLE and not isinstance(item, list):
-            item = [item] * len(tokens)
-        if not isinstance(item, list) or len(item) != len(tokens):
-            raise ValueError(f"'{column}' of line {number} does not have {len(tokens)} entries, one for each token")
-        found[column] = item
-    found.setdefault("position", list(range(len(tokens))))
-    return _to_arrays(found)
-
-
-def _rows_part(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    names = rows[0].keys()
-    if any(row.keys() != names for row in rows):
-        every = {name for row in rows for name in row}
-        lacking = next(name for name in sorted(every) if any(name not in row for row in rows))
-        raise ValueError(f"not every line has '{lacking}'")
-    return _to_arrays({name: [row[name] for row in rows] for name in names})
-
-
-def _to_arrays(columns: dict[str, Any]) -> dict[str, Any]:
-    logprobs = columns.get("logprob")
-    if logprobs is not None and None in logprobs:
-        columns["is_null"] = [value is None for value in logprobs]
-        columns["logprob"] = [0.0 if value is None else value for value in logprobs]
-    return {name: np.array(values) for name, values in columns.items()}
 
 
 def _read_npz(path: Path) -> Columns:
@@ -297,33 +227,6 @@ def _read_array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Array:
 
 def _allowed(file: BinaryIO) -> int:
     return _SIZE_FACTOR * os.fstat(file.fileno()).st_size + _FREE_BYTES
-
-
-def _concat(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Join the columns of several parts, which must all have the same; texts are numbered anew."""
-    names = {name for part in parts for name in part if name != "is_null"}
-    for part in parts:
-        lacking = names - part.keys()
-        if lacking:
-            raise ValueError(f"only some of it has '{min(lacking)}'")
-    if any("is_null" in part for part in parts):
-        for part in parts:
-            part.setdefault("is_null", np.zeros(len(part["token"]), dtype=bool))
-        names.add("is_null")
-    found = {name: np.concatenate([part[name] for part in parts]) for name in names - {"sample"}}
-    samples = [part["sample"] for part in parts if "sample" in part]
-    if samples:
-        found["sample"] = _concat_samples(samples)
-    return found
-
-
-def _concat_samples(samples: Sequence[Any]) -> Any:
-    if all(isinstance(part, Interned) for part in samples):
-        return concat_values(samples)
-    plain = [np.array(part.to_list()) if isinstance(part, Interned) else np.asarray(part) for part in samples]
-    if any(part.dtype.kind not in "iu" for part in plain):
-        plain = [part.astype(str) for part in plain]
-    return np.concatenate(plain)
 
 
 def facts_from(value: Any) -> EngineFacts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -96,6 +97,7 @@ class LogprobTable:
         return replace(self, **taken)
 
 
+@functools.lru_cache(maxsize=1000)
 def known_column(name: str) -> str | None:
     """Return which column a name in a file means, or None.
 
@@ -216,7 +218,7 @@ def _count_positions(samples: Array) -> Array:
 
 def _integers(name: str, column: str, values: Any) -> Array:
     array = np.asarray(values)
-    if array.dtype.kind == "f" and np.isfinite(array).all() and (array == np.floor(array)).all():
+    if array.dtype.kind == "f" and (np.abs(array) < 2**63).all() and (array == np.floor(array)).all():
         array = array.astype(np.int64)
     if array.dtype.kind not in "iu":
         raise _wrong_type(name, column, array, "integers")

@@ -38,7 +38,7 @@ def loop_differences(reference: Run, candidate: Run) -> list[SettingDifference]:
     reference_calls, candidate_calls = reference.calls(), candidate.calls()
     return [
         *_order(reference_calls, candidate_calls),
-        *_modes(reference_calls, candidate_calls),
+        *_modes(reference, candidate),
         *_clipping(reference_calls, candidate_calls),
         *_schedulers(reference_calls, candidate_calls),
         *_learning_rates(
@@ -57,22 +57,33 @@ def _order(reference: list[Call], candidate: list[Call]) -> Iterator[SettingDiff
             return
 
 
-def _modes(reference: list[Call], candidate: list[Call]) -> Iterator[SettingDifference]:
-    """Yield the first step in which only one loop calls eval() after the update: it evaluates in training mode.
+def _modes(reference: Run, candidate: Run) -> Iterator[SettingDifference]:
+    """Yield the first step in which only one loop calls eval() after the update: it evaluates in training mode, or not.
 
     A loop that calls it after other steps evaluates less often, which is no difference in how.
     """
-    first, second = (_by_step(calls, ("step", "eval")) for calls in (reference, candidate))
+    first, second = (_by_step(run.calls(), ("step", "eval")) for run in (reference, candidate))
     if any("eval" in names for names in first.values()) and any("eval" in names for names in second.values()):
         return
     for step in sorted(set(first) & set(second))[:-1]:
         has_eval = ["eval" in names[names.index("step") :] if "step" in names else None
                     for names in (first[step], second[step])]  # fmt: skip
         if None not in has_eval and has_eval[0] != has_eval[1]:
-            modes = ("in eval mode" if is_eval else "without eval()" for is_eval in has_eval)
+            pairs = zip(has_eval, (reference, candidate), (candidate, reference), strict=True)
+            modes = ("in eval mode" if is_eval else _without_eval(run, other, step) for is_eval, run, other in pairs)
             what = f"evaluation after step {step}"
             yield SettingDifference(what, *modes, kind=SettingKind.EVALUATION, suspicion=0.8)
             return
+
+
+def _without_eval(run: Run, other: Run, step: int) -> str:
+    """Say what is known about the evaluation of a loop that does not call eval(), unlike that of the other run."""
+    has_loss = any(metrics.eval_loss is not None for metrics in run.metrics())
+    if has_loss or any(run.iter_events(step=step, phase="eval")):
+        return "without eval()"
+    if any(other.iter_events(step=step, phase="eval")):
+        return "none"
+    return "no eval(): in training mode, or not at all"  # a watch does not see the ops of an evaluation
 
 
 def _by_step(calls: list[Call], wanted: tuple[str, ...] = _CALLS) -> dict[int, list[str]]:

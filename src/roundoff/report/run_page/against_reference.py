@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from statistics import median
 
+from roundoff.compare.layouts.layout_comparison import LayoutComparison
 from roundoff.compare.runs.divergence import ComparedTensor
 from roundoff.diagnose.diagnosis import RunView
 from roundoff.errors import RunFolderError
 from roundoff.report.charts import Trace, chart, figure, text, vertical_line
+from roundoff.report.comparisons.compared_layouts import ComparedLayouts
 from roundoff.report.comparisons.compared_runs import DIVERGENCE, comparison_facts, is_origin, run_parts, tensors_table
 from roundoff.report.markup import Html, join_html, tag
 from roundoff.report.page import facts
@@ -96,6 +98,8 @@ Placed = tuple[int, ComparedTensor]
 def compared_section(view: RunView) -> Section | None:
     """Show the two runs side by side; None if there is no reference."""
     comparison, reference = view.comparison, view.reference
+    if view.layouts is not None:
+        return _layouts_section(view.layouts, view.findings)
     if comparison is None or reference is None:
         return None
     finding = view.divergence
@@ -120,6 +124,14 @@ def compared_section(view: RunView) -> Section | None:
         data={} if picture is None else {"compared": picture},
         thinned=[note] if left_out else [],
     )
+
+
+def _layouts_section(layouts: LayoutComparison, findings: Sequence[Finding]) -> Section:
+    compared = ComparedLayouts(
+        comparison=layouts, findings=[each for each in findings if each.rule.startswith("layout-")]
+    )
+    body = join_html(to_html(compared.parts()), to_html(compared.tables()))
+    return Section(key="compared", title="Against the reference", short="Reference", body=body)
 
 
 def _table(rows: Sequence[ComparedTensor], finding: Finding | None) -> Html:

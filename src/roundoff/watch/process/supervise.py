@@ -139,7 +139,7 @@ def _use_signal_stack() -> None:
 
 
 def _kernels() -> ModuleType | None:
-    from roundoff.kernels import compiled_kernels  # imports torch, which a guard that is never started does not need
+    from roundoff.kernels import compiled_kernels  # a guard that is never started does not need them
 
     return compiled_kernels()
 

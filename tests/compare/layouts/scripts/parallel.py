@@ -6,7 +6,9 @@ import sys
 import torch
 import torch.distributed as dist
 
-FAULT = sys.argv[1] if len(sys.argv) > 1 else ""
+FAULT, _, FORMAT = (sys.argv[1] if len(sys.argv) > 1 else "").partition("+")
+if FORMAT == "bf16":
+    torch.set_default_dtype(torch.bfloat16)
 STEPS = int(sys.argv[2]) if len(sys.argv) > 2 else 3
 world = int(os.environ.get("WORLD_SIZE", "1"))
 if world > 1:
