@@ -202,7 +202,7 @@ class OperandRounding(Computation):
     def attach(self, model: nn.Module) -> None:
         """Name the weights, and switch the formats at overridden sites."""
         self._names = {parameter: site_of(name) for name, parameter in model.named_parameters()}
-        for module in _wide_layers(model, self.recipe):
+        for module in wide_layers(model, self.recipe):
             self.bracket(module, around=partial(self._rounding_to, _uniform(self.recipe.operands, "bf16")))
         for module, fmt, _ in boundaries(model, self.recipe):
             formats = None if fmt == "fp32" else _uniform(self.recipe.operands, fmt)
@@ -306,7 +306,7 @@ class RoundOperands(ForwardMode):
         return f"{base}#{self._calls[base] - 1}"
 
     def _operand(self, x: Tensor, name: str, axis: int, key: str) -> Tensor:
-        fmt = _with_axis(format_named(name), axis, x.dim())
+        fmt = with_axis(format_named(name), axis, x.dim())
         return _Operand.apply(x, fmt, self._scales.scale(x, fmt, key=key))  # type: ignore[no-any-return,no-untyped-call]
 
     def _linear(
@@ -317,7 +317,7 @@ class RoundOperands(ForwardMode):
         def round_part(values: Tensor, name: str, *, axis: int, part: str, stochastic: bool = False) -> Tensor:
             if name == "fp32":
                 return values
-            fmt = _with_axis(format_named(name), axis, values.dim())
+            fmt = with_axis(format_named(name), axis, values.dim())
             return _round_operand(
                 values, fmt, self._scales.scale(values, fmt, key=f"{key}.{part}"), stochastic=stochastic
             )
@@ -327,7 +327,7 @@ class RoundOperands(ForwardMode):
 
     def _gradient_rounder(self, formats: OperandSettings, axis: int, key: str) -> Any:
         def round_gradient(grad: Tensor) -> Tensor:
-            fmt = _with_axis(format_named(formats.backward), axis, grad.dim())
+            fmt = with_axis(format_named(formats.backward), axis, grad.dim())
             scale = self._scales.scale(grad, fmt, key=key)
             return _round_operand(grad, fmt, scale, stochastic=formats.backward_rounding == "stochastic")
 
@@ -367,7 +367,7 @@ def _round_operand(x: Tensor, fmt: Format, scale: Tensor | None, *, stochastic: 
     return round_to(scaled, fmt, rounding=rounding, stream=stream, overflow="saturate", out=scaled).div_(scale)
 
 
-def _with_axis(fmt: Format, axis: int, num_dims: int) -> Format:
+def with_axis(fmt: Format, axis: int, num_dims: int) -> Format:
     if not isinstance(fmt, BlockFormat | ScaledBlocks):
         return fmt
     axis = axis if -num_dims <= axis < num_dims else -1
@@ -381,7 +381,7 @@ def _uniform(settings: OperandSettings, fmt: str) -> OperandSettings:
     return replace(settings, forward=fmt, weight="", backward=fmt, weight_gradient="", hadamard=False)
 
 
-def _wide_layers(model: nn.Module, recipe: Recipe) -> list[nn.Module]:
+def wide_layers(model: nn.Module, recipe: Recipe) -> list[nn.Module]:
     """Return the last layers of the model, as many as the recipe keeps wide, without those that have an override."""
     overridden = override_sites(model, recipe.overrides)
     layers = [module for module in model.modules() if isinstance(module, (nn.Linear, *CONVOLUTIONS))]
