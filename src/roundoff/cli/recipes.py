@@ -51,8 +51,12 @@ def show_command(name: str, as_json: bool) -> None:
 
 def _arithmetic(recipe: Recipe) -> str:
     """Say whether a recipe is computed by the device or emulated."""
-    if recipe.compute in ("operands", "fixed") or recipe.arithmetic == "emulated":
-        return "emulated on every device: computed in fp32 from rounded values; no kernels of torchao are used."
+    if recipe.compute == "operands":
+        from roundoff.precision.compute.torchao_kernels import choose_kernels
+
+        return f"{choose_kernels(recipe).text}."
+    if recipe.compute == "fixed" or recipe.arithmetic == "emulated":
+        return "emulated on every device: computed in fp32 from rounded values."
     if recipe.compute in ("plain", "autocast") or recipe.arithmetic == "native":
         return "native: computed by the device."
     return "native; emulated on a CPU, where that is faster."

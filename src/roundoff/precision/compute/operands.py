@@ -24,6 +24,7 @@ from roundoff.precision.compute.computation import Computation, ForwardMode, Ope
 from roundoff.precision.compute.op_overrides import OpOverride, OpOverrides, op_overrides
 from roundoff.precision.compute.sharded_weights import rank
 from roundoff.precision.compute.torch_ops import Function, op_name, open_composite
+from roundoff.precision.compute.torchao_kernels import KernelChoice
 from roundoff.precision.recipe.recipe import OperandScaling, OperandSettings, Recipe
 from roundoff.precision.recipe.recipe_environment import is_frozen
 from roundoff.precision.recipe.site_formats import CONVOLUTIONS, boundaries, override_sites, site_of
@@ -190,12 +191,13 @@ class OperandRounding(Computation):
     hardware. Everything else is fp32; fused attention and recurrent layers are not rounded.
     """
 
-    arithmetic = "emulated"
     reenters = True
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: Recipe, kernels: KernelChoice | None = None) -> None:
         super().__init__(recipe)
         settings = recipe.operands
+        self._kernels = kernels
+        self.arithmetic = "emulated" if kernels is None or kernels.multiply is None else "native (torchao)"
         self._scales = OperandScales(settings.scaling, amax_history=settings.amax_history)
         self._scope = _OperandScope()
 
@@ -216,6 +218,7 @@ class OperandRounding(Computation):
     def computing(self) -> Iterator[None]:
         """Round operands inside the model's forward."""
         mode = RoundOperands(self.calls, self._scope, self._scales, self._names, self._ops or None)
+        mode.kernels, mode.kernels_for = self._kernels, self.recipe.operands
         with self._rounding_to(self.recipe.operands), mode:
             yield
 
@@ -257,6 +260,10 @@ class RoundOperands(ForwardMode):
         ops: OpOverrides | None = None,
     ) -> None:
         super().__init__(calls)
+        self.kernels: KernelChoice | None = None
+        """What multiplies in linear layers instead of us."""
+        self.kernels_for: OperandSettings | None = None
+        """The formats for which it does: what an override changes is emulated."""
         self._scope = scope
         self._ops = ops
         self._scales = scales
@@ -281,6 +288,10 @@ class RoundOperands(ForwardMode):
             return func(*args, **kwargs)
         if formats.layers_only and args[second] not in self._names:
             return func(*args, **kwargs)
+        if func is F.linear and formats is self.kernels_for and args[second] in self._names:
+            kernels = self.kernels
+            if kernels is not None and kernels.multiply is not None and kernels.fits(args[first], args[second]):
+                return _add_bias(kernels.multiply(args[first], args[second]), *args[2:], **kwargs)
         key = self._key(func, args[second])
         if formats.weight_gradient and func is F.linear:
             return self._linear(formats, key, *args, **kwargs)
@@ -322,8 +333,7 @@ class RoundOperands(ForwardMode):
                 values, fmt, self._scales.scale(values, fmt, key=f"{key}.{part}"), stochastic=stochastic
             )
 
-        result: Tensor = LinearProducts.apply(x, weight, formats, round_part)  # type: ignore[no-untyped-call]
-        return result if bias is None else result + bias
+        return _add_bias(LinearProducts.apply(x, weight, formats, round_part), bias)  # type: ignore[no-untyped-call]
 
     def _gradient_rounder(self, formats: OperandSettings, axis: int, key: str) -> Any:
         def round_gradient(grad: Tensor) -> Tensor:
@@ -332,6 +342,10 @@ class RoundOperands(ForwardMode):
             return _round_operand(grad, fmt, scale, stochastic=formats.backward_rounding == "stochastic")
 
         return round_gradient
+
+
+def _add_bias(product: Tensor, bias: Tensor | None = None) -> Tensor:
+    return product if bias is None else product + bias
 
 
 def _check_products(overrides: Sequence[OpOverride], recipe: Recipe) -> None:
