@@ -26,7 +26,7 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> torch.device:
 @pytest.mark.parametrize("name", ["fp8", "fp8-block", "nvfp4", "int8", "mxfp8"])
 def test_a_cpu_emulates(name: str):
     choice = choose_kernels(find_recipe(name), torch.device("cpu"))
-    assert (choice.multiply, choice.text) == (None, "emulated: a cpu has no units for it")
+    assert (choice.multiply, choice.text) == (None, "emulated: a CPU has no units for it")
 
 
 @pytest.mark.parametrize(

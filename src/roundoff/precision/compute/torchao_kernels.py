@@ -78,7 +78,7 @@ def _why_emulated(recipe: Recipe, found: _Kernels | None, device: torch.device) 
     if found is None:
         return "torchao has no kernels for these operands"
     if device.type != "cuda" or torch.version.cuda is None:
-        return f"a {device.type} has no units for it"
+        return f"{'a CPU' if device.type == 'cpu' else f'device {device.type}'} has no units for it"
     capability = torch.cuda.get_device_capability(device)
     if capability < found.capability:
         needed, has = (".".join(map(str, each)) for each in (found.capability, capability))
