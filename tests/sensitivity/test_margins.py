@@ -35,7 +35,7 @@ def train(model: nn.Module, *, steps: int = 3, loss_factor: float = 1.0) -> list
 def measured(model: nn.Module, recipe: str, *, every: int = 1, **changes: float) -> dict[int, list[Margin]]:
     found: dict[int, list[Margin]] = {}
     with measuring_margins(find_recipe(recipe), every=every, on_step=found.__setitem__) as measurement:
-        train(model, **changes)  # type: ignore[arg-type]
+        train(model, **changes)
     assert measurement.failure is None
     return found
 
@@ -54,7 +54,9 @@ def test_a_result_is_so_many_powers_of_two_below_a_quarter_of_the_largest_number
 
 
 def test_an_infinity_leaves_nothing():
-    found = margin(measured(nn.Sequential(Times(math.inf), nn.Linear(16, 2)), "half", steps=1)[0], "0", "result", "overflow")
+    found = margin(
+        measured(nn.Sequential(Times(math.inf), nn.Linear(16, 2)), "half", steps=1)[0], "0", "result", "overflow"
+    )
     assert found.bits == -math.inf
 
 

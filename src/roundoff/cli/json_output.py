@@ -178,7 +178,8 @@ SHAPES: Mapping[str, tuple[int, Shape]] = {
         "*": "any",
     }),
     "plan-watch": (1, {
-        "good": "bool", "failure": "str?", "exit_code": "int", "steps": ["int"], "warnings": ["obj"], "margins": ["obj"],
+        "good": "bool", "failure": "str?", "exit_code": "int", "steps": ["int"], "warnings": ["obj"],
+        "margins": ["obj"],
     }),
     "check-device": (1, {
         "steps": "any", "reported": [_SITE_OP], "good": [_SITE_OP], "not_checked": "any", "on_cpu": "int",

@@ -22,8 +22,8 @@ from roundoff.precision.compute.emulated_ops import RoundingScope, RoundResults,
 from roundoff.precision.compute.native import Autocast, NativeCast, NativeLists
 from roundoff.precision.compute.op_overrides import op_overrides
 from roundoff.precision.compute.operands import OperandRounding
-from roundoff.precision.compute.torchao_kernels import choose_kernels
 from roundoff.precision.compute.sharded_weights import as_sharded
+from roundoff.precision.compute.torchao_kernels import choose_kernels
 from roundoff.precision.loss_scaler import LossScaler, ScaleLog
 from roundoff.precision.optimizer import RecipeOptimizer, check_optimizers
 from roundoff.precision.optimizer_states import check_optimizer_states

@@ -144,9 +144,7 @@ class MarginMeasurement(LoopFollower):
             self.failed(error)
             return
         for kind, bits, value in found:
-            margin = Margin(
-                step=self.clock.step, site=site, part=part, fmt=fmt, kind=kind, bits=bits, value=value
-            )
+            margin = Margin(step=self.clock.step, site=site, part=part, fmt=fmt, kind=kind, bits=bits, value=value)
             if margin.key not in self._margins or bits < self._margins[margin.key].bits:
                 self._margins[margin.key] = margin
 

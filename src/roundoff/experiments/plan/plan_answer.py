@@ -199,7 +199,9 @@ def _layers_text(proposal: Proposal, *, base: Recipe) -> str:
     layers = [each for each in proposal.sites if each.all_ops]
     num_wide = len({each.site for each in proposal.wide} & {each.site for each in layers})
     share = num_wide / max(1, len(layers))
-    without = f"; {base.name} without a plan: {100 * base.operands.wide_share:.0f} %" if base.operands.wide_share else ""
+    without = (
+        f"; {base.name} without a plan: {100 * base.operands.wide_share:.0f} %" if base.operands.wide_share else ""
+    )
     return f"{num_wide} of {len(layers)} are wide, {100 * share:.0f} %{without}"
 
 

@@ -236,7 +236,7 @@ def risk_of(unit: SiteOp, fmt: str, *, loss_scale: float = 1.0) -> Risk | None:
 
 
 def _min_gradient_db(fmt: str) -> float:
-    """Return the least accurate gradient: few bits with their own scales are noisy everywhere, which is no underflow."""
+    """Return how accurate a gradient must be: few bits with their own scales are noisy, which is no underflow."""
     return _MIN_VALUE_DB if isinstance(format_named(fmt), BlockFormat | ScaledBlocks) else _MIN_GRADIENT_DB
 
 

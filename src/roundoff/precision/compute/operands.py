@@ -382,6 +382,7 @@ def _round_operand(x: Tensor, fmt: Format, scale: Tensor | None, *, stochastic: 
 
 
 def with_axis(fmt: Format, axis: int, num_dims: int) -> Format:
+    """Return the format with its blocks along an axis of a tensor; a format without blocks stays as it is."""
     if not isinstance(fmt, BlockFormat | ScaledBlocks):
         return fmt
     axis = axis if -num_dims <= axis < num_dims else -1
