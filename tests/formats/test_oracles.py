@@ -73,12 +73,16 @@ def test_nvfp4_square_blocks_equal_torchao_with_the_largest_of_a_block_in_every_
     assert torch.equal(round_to(x, "nvfp4-16x16"), theirs)
 
 
-def test_int8_rows_equal_torchao():
-    """Where a row is not tiny: torchao clips scales below 1e-12."""
+def test_int8_rows_equal_torchao_within_a_rounding_of_the_scale():
+    """torchao divides by a rounded scale and we multiply by a rounded factor, so that exact ties may fall differently."""
     int8 = pytest.importorskip("torchao.prototype.quantized_training.int8")
     x = blocks_of(16).view(-1, 16)
     codes, scale = int8.quantize_int8_rowwise(x)
-    assert torch.equal(round_to(x, "int8-row"), codes.float() * scale[:, None])
+    ours, theirs = round_to(x, "int8-row"), codes.float() * scale[:, None]
+    differs = (ours - theirs).abs() > 0.5 * scale[:, None]
+    in_steps = (x / scale[:, None])[differs]
+    assert torch.allclose(in_steps - in_steps.floor(), torch.tensor(0.5), atol=1e-4)
+    assert torch.allclose(ours[~differs], theirs[~differs], rtol=3e-7, atol=0)
 
 
 @pytest.mark.parametrize("power_of_two", [False, True])
