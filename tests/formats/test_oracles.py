@@ -74,7 +74,7 @@ def test_nvfp4_square_blocks_equal_torchao_with_the_largest_of_a_block_in_every_
 
 
 def test_int8_rows_equal_torchao_within_a_rounding_of_the_scale():
-    """torchao divides by a rounded scale and we multiply by a rounded factor, so that exact ties may fall differently."""
+    """torchao divides by a rounded scale, and we multiply by a rounded factor: exact ties may fall differently."""
     int8 = pytest.importorskip("torchao.prototype.quantized_training.int8")
     x = blocks_of(16).view(-1, 16)
     codes, scale = int8.quantize_int8_rowwise(x)

@@ -59,8 +59,8 @@ def _check_output(ctx: click.Context, param: click.Parameter, output: Path | Non
 @click.command(
     name="plan",
     context_settings={"allow_interspersed_args": False},
-    epilog="Example: roundoff plan --base half train --data digits --epochs 2, then: roundoff plan --watch planned.toml "
-    "train.py",
+    epilog="Example: roundoff plan --base half train --data digits --epochs 2, "
+    "then: roundoff plan --watch planned.toml train.py",
 )
 @click.option("--base", metavar="RECIPE", help="Recipe to start from: half, O2, bf16, fp8, a file ...  [default: half]")
 @click.option(
