@@ -38,6 +38,12 @@ def refused(*words: str) -> str:
         (("--measure-step", "9", "script.py"), "Step 9 was not measured"),
         (("missing.py",), "There is no script 'missing.py'"),
         (("true",), "`true` cannot be measured"),
+        (("--watch", "half", "true"), "`true` cannot be watched."),
+        (("--watch", "half"), "No training is given."),
+        (("--watch", "fp32", "train"), "Recipe 'fp32' has no margins to watch.\n  why: it computes in fp32."),
+        (("--watch", "fixed", "train"), "its bits are set per tensor, not per layer."),
+        (("--watch", "nowhere.toml", "script.py"), "nowhere.toml"),
+        (("--watch", "half", "--every", "0", "script.py"), "--every"),
     ],
 )
 def test_invalid_options_are_errors(

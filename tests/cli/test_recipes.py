@@ -62,3 +62,11 @@ def test_its_help_costs_no_torch():
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
     assert answer.stdout.splitlines()[-1] == "False"
     assert "Example: roundoff recipes show O2 > mine.toml" in answer.stdout
+
+
+def test_says_whether_the_kernels_of_torchao_are_used_and_why_not(monkeypatch):
+    monkeypatch.setattr("roundoff.cli.recipes.find_spec", lambda name: None if name == "torchao" else object())
+    assert invoke("show", "nvfp4").output.startswith("# Arithmetic: emulated: torchao is not installed.\n")
+    monkeypatch.setattr("roundoff.cli.recipes.find_spec", lambda name: object())
+    assert invoke("show", "nvfp4").output.startswith("# Arithmetic: emulated: a CPU has no units for it.\n")
+    assert invoke("show", "fixed").output.startswith("# Arithmetic: emulated on every device")

@@ -30,7 +30,7 @@ def commands_with_json(group: click.Group, prefix: str = "") -> Iterator[str]:
 
 def test_every_command_with_json_has_a_schema():
     named = {name if name != "runs-list" else "runs" for name in commands_with_json(command_line)}
-    assert set(SHAPES) - named == {"diagnose-finding", "replay-again"}
+    assert set(SHAPES) - named == {"diagnose-finding", "plan-watch", "replay-again"}
     assert named <= set(SHAPES)
 
 

@@ -203,3 +203,27 @@ def test_activations_and_fixed_point_are_planned_for_settings_of_train(what: tup
     assert ended.code == 0, ended.stderr
     recipe = find_recipe(folder / "planned.toml")
     assert recipe.activation_sites if what[0] == "--activations" else recipe.compute == "fixed"
+
+
+def watch_drift(growth: str, *options: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    words = ["plan", "--watch", "half", "--every", "10", *options, str(SCRIPTS / "drifting.py"), growth]
+    command = [sys.executable, "-m", "roundoff", *words]
+    return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+
+
+def test_watching_names_the_layer_whose_results_grow_before_they_overflow(tmp_path: Path) -> None:
+    ended = watch_drift("1.08", tmp_path=tmp_path)
+    assert ended.returncode == 1, ended.stderr
+    assert ended.stdout == "True half\n", "the recipe is that of --watch"
+    grows = next(line for line in ended.stderr.splitlines() if "the result of 1 in fp16" in line)
+    assert grows.startswith("roundoff: step 60: the result of 1 in fp16 reaches ")
+    assert "at this pace a quarter of the largest number, 65504, is reached near step 1" in grows
+    assert "margins of half reached a limit or shrink: 9 measured steps, 0 to 80." in ended.stderr
+
+
+def test_watching_the_healthy_twin_finds_nothing(tmp_path: Path) -> None:
+    ended = watch_drift("1.0", "--json", tmp_path=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    answer = json.loads(ended.stdout.splitlines()[-1])
+    assert (answer["good"], answer["warnings"], answer["steps"]) == (True, [], [*range(0, 90, 10)])
+    assert {margin["site"] for margin in answer["margins"]} == {"0", "1", "3", "<model>"}

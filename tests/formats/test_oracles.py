@@ -14,9 +14,9 @@ from roundoff.formats import format_named, round_to
 pytestmark = pytest.mark.slow
 
 
-def blocks_of(size: int, num_blocks: int = 1_000_000) -> Tensor:
+def blocks_of(size: int, num_blocks: int = 1_000_000, *, seed: int = 0) -> Tensor:
     """Return rows of four blocks: normal values of every magnitude, ties, zeros."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     rows = torch.randn(num_blocks // 4, 4, size, generator=generator)
     rows *= 2.0 ** torch.randint(-20, 20, (num_blocks // 4, 4, 1), generator=generator)
     rows[::5] = (rows[::5] * 4).round() / 4
@@ -43,19 +43,46 @@ def test_nvfp4_elements_and_scales_equal_ml_dtypes():
     assert torch.equal(round_to(torch.from_numpy(x), "nvfp4"), torch.from_numpy(theirs))
 
 
-@pytest.mark.parametrize("name", ["fp8-1x128", "fp8-128x128"])
-def test_fp8_blocks_equal_torchao(name: str):
+def test_fp8_blocks_equal_torchao():
     kernels = pytest.importorskip("torchao.prototype.blockwise_fp8_training.kernels")
-    fmt = dataclasses.replace(format_named(name), scale="fp32")  # type: ignore[type-var]
-    if name == "fp8-1x128":
-        x = blocks_of(128, 100_000)
+    fmt = dataclasses.replace(format_named("fp8-1x128"), scale="fp32")  # type: ignore[type-var]
+    for seed in range(10):  # a million blocks at once would take gigabytes
+        x = blocks_of(128, 100_000, seed=seed)
         codes, back = kernels.torch_blockwise_scale_act_quant_lhs(x)
-        theirs = codes.float() * back.repeat_interleave(128, 1)
-    else:
-        x = blocks_of(128, 12_800).view(-1, 512)[:3200]
-        codes, back = kernels.torch_blockwise_scale_weight_quant(x.contiguous())
-        theirs = codes.float() * back.repeat_interleave(128, 0).repeat_interleave(128, 1)
+        assert torch.equal(round_to(x, fmt), codes.float() * back.repeat_interleave(128, 1))
+
+
+def test_fp8_square_blocks_equal_torchao():
+    """On a thousand blocks of 128x128, 16 million numbers: a million of them would be 16 billion."""
+    kernels = pytest.importorskip("torchao.prototype.blockwise_fp8_training.kernels")
+    fmt = dataclasses.replace(format_named("fp8-128x128"), scale="fp32")  # type: ignore[type-var]
+    x = blocks_of(128, 128_000).view(-1, 512)
+    codes, back = kernels.torch_blockwise_scale_weight_quant(x.contiguous())
+    theirs = codes.float() * back.repeat_interleave(128, 0).repeat_interleave(128, 1)
     assert torch.equal(round_to(x, fmt), theirs)
+
+
+def test_nvfp4_square_blocks_equal_torchao_with_the_largest_of_a_block_in_every_row():
+    """torchao has only rows of 16 on a CPU: with the same largest number, the rows of a square have its scale."""
+    tensors = pytest.importorskip("torchao.prototype.mx_formats.nvfp4_tensor")
+    squares = blocks_of(16, 1_000_000).view(-1, 16, 16)
+    squares[:, :, 0] = squares.abs().amax((1, 2))[:, None]
+    x = squares.reshape(-1, 16)
+    of_tensor = tensors.per_tensor_amax_to_scale(x.abs().max())
+    theirs = tensors.NVFP4Tensor.to_nvfp4(x, per_tensor_scale=of_tensor).dequantize(torch.float32)
+    assert torch.equal(round_to(x, "nvfp4-16x16"), theirs)
+
+
+def test_int8_rows_equal_torchao_within_a_rounding_of_the_scale():
+    """torchao divides by a rounded scale, and we multiply by a rounded factor: exact ties may fall differently."""
+    int8 = pytest.importorskip("torchao.prototype.quantized_training.int8")
+    x = blocks_of(16).view(-1, 16)
+    codes, scale = int8.quantize_int8_rowwise(x)
+    ours, theirs = round_to(x, "int8-row"), codes.float() * scale[:, None]
+    differs = (ours - theirs).abs() > 0.5 * scale[:, None]
+    in_steps = (x / scale[:, None])[differs]
+    assert torch.allclose(in_steps - in_steps.floor(), torch.tensor(0.5), atol=1e-4)
+    assert torch.allclose(ours[~differs], theirs[~differs], rtol=3e-7, atol=0)
 
 
 @pytest.mark.parametrize("power_of_two", [False, True])

@@ -1,6 +1,7 @@
 """Emulated and native arithmetic agree, and the emulation believes what the model's code believes."""
 
 import copy
+import inspect
 
 import pytest
 import torch
@@ -195,3 +196,40 @@ def test_in_place_functions_and_views_are_rounded_too():
     apart = ulps_apart(native(IMAGES[:256]), emulated(IMAGES[:256]), torch.float16)
     assert (apart == 0).float().mean() > 0.95
     assert apart.max() <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # by torch.compile itself
+@pytest.mark.parametrize("recipe", ["O1", "O2", "half", "nvfp4", "fp8"])
+def test_a_compiled_model_trains_as_the_emulation_does(recipe: str):
+    def losses(is_compiled: bool) -> list[float]:
+        torch.manual_seed(0)
+        model: nn.Module = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16))
+        model, optimizer = apply_recipe(model, torch.optim.SGD(model.parameters(), lr=0.01), recipe)
+        x = torch.randn(16, 16)
+        call = torch.compile(model, backend="aot_eager") if is_compiled else model
+        found = []
+        for _ in range(3):
+            loss = (call(x) - x).square().mean()
+            optimizer.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            found.append(loss.item())
+        return found
+
+    assert losses(is_compiled=True) == losses(is_compiled=False)
+    torch.compiler.reset()
+
+
+def test_a_copy_of_an_emulated_model_computes_with_its_own_weights():
+    model = nn.Sequential(nn.Linear(4, 4))
+    model, optimizer = apply_recipe(model, torch.optim.SGD(model.parameters(), lr=0.01), "half")
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        twin[0].weight.zero_()
+        twin[0].bias.zero_()
+    assert not twin(torch.ones(2, 4)).any()
+    assert model(torch.ones(2, 4)).any()
+    assert inspect.signature(model.forward) == inspect.signature(nn.Sequential.forward.__get__(model))
+    optimizer.remove()
+    assert "forward" not in vars(model)

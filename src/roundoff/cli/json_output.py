@@ -177,6 +177,10 @@ SHAPES: Mapping[str, tuple[int, Shape]] = {
         "subject": "str", "recipe": "str", "folder": "str", "good": "bool", "verification": (_VERIFICATION, "null"),
         "*": "any",
     }),
+    "plan-watch": (1, {
+        "good": "bool", "failure": "str?", "exit_code": "int", "steps": ["int"], "warnings": ["obj"],
+        "margins": ["obj"],
+    }),
     "check-device": (1, {
         "steps": "any", "reported": [_SITE_OP], "good": [_SITE_OP], "not_checked": "any", "on_cpu": "int",
         "scripts": ["str"],

@@ -5,19 +5,20 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from roundoff.cli.json_output import echo_json
 from roundoff.cli.options import PATH, Bytes, Share
-from roundoff.cli.terminal import echo, exit_code_of
+from roundoff.cli.terminal import echo, exit_code_of, warn
 from roundoff.cli.training_argument import training_named, training_options
 from roundoff.errors import UsageError
 from roundoff.progress import ProgressBar
 
 if TYPE_CHECKING:
     from roundoff.experiments.plan.plan_session import ActivationBudget
+    from roundoff.experiments.trials.trial import TrialTarget
 
 
 def _parse_formats(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[str, ...]:
@@ -58,7 +59,8 @@ def _check_output(ctx: click.Context, param: click.Parameter, output: Path | Non
 @click.command(
     name="plan",
     context_settings={"allow_interspersed_args": False},
-    epilog="Example: roundoff plan --base half train --data digits --epochs 2",
+    epilog="Example: roundoff plan --base half train --data digits --epochs 2, "
+    "then: roundoff plan --watch planned.toml train.py",
 )
 @click.option("--base", metavar="RECIPE", help="Recipe to start from: half, O2, bf16, fp8, a file ...  [default: half]")
 @click.option(
@@ -92,6 +94,15 @@ def _check_output(ctx: click.Context, param: click.Parameter, output: Path | Non
     show_default=True,
     help="The step to measure.",
 )
+@click.option(
+    "--watch",
+    "watched_recipe",
+    metavar="RECIPE",
+    help="Plan nothing: run the training with this recipe, and warn when its margins shrink towards a limit.",
+)
+@click.option(
+    "--every", type=click.IntRange(1), default=100, show_default=True, help="With --watch: measure every Nth step."
+)
 @click.option("--no-verify", "verify", flag_value=False, default=True, help="Only propose a recipe, train nothing.")
 @click.option(
     "--seeds", type=click.IntRange(2), default=3, show_default=True, help="Trainings to compare, of each kind."
@@ -119,6 +130,8 @@ def plan_command(
     memory: int | None,
     steps: int,
     whole: bool,
+    watched_recipe: str | None,
+    every: int,
     **options: Any,
 ) -> None:
     """Show where precision is lost in a training, and write a recipe that trains as well as fp32.
@@ -128,8 +141,11 @@ def plan_command(
     words are options of `roundoff train`, a script that calls apply_recipe, or a run folder, whose command is used.
 
     The same command resumes an interrupted plan. Ends with 1 if the recipe does not train as well as fp32, or could
-    not be verified.
+    not be verified; with --watch, if a margin shrinks or the training fails.
     """
+    if watched_recipe is not None:
+        training = training_named(words, command="plan", is_module=is_module, with_rules=False, seed=seed)
+        _watch(training, watched_recipe, every=every, as_json=as_json)
     from roundoff.experiments.engine.scheduler import connected_to
     from roundoff.experiments.plan.plan_session import PlanOptions, target_of
     from roundoff.experiments.plan.planner import make_requested_plan
@@ -152,3 +168,14 @@ def plan_command(
     else:
         echo(plan.text)
     sys.exit(exit_code_of(not plan.is_good))
+
+
+def _watch(training: TrialTarget, recipe: str, *, every: int, as_json: bool) -> NoReturn:
+    from roundoff.experiments.plan.margin_watch import watch_margins
+
+    history = watch_margins(training, recipe, every=every, on_warning=warn)
+    if as_json:
+        echo_json("plan-watch", history.to_object())
+    else:
+        echo(history.text(recipe), err=True)
+    sys.exit(exit_code_of(not history.is_good))

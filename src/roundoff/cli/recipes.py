@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import click
@@ -51,8 +52,15 @@ def show_command(name: str, as_json: bool) -> None:
 
 def _arithmetic(recipe: Recipe) -> str:
     """Say whether a recipe is computed by the device or emulated."""
-    if recipe.compute in ("operands", "fixed") or recipe.arithmetic == "emulated":
-        return "emulated on every device: computed in fp32 from rounded values; no kernels of torchao are used."
+    if recipe.compute == "operands":
+        missing = next((name for name in ("torch", "torchao") if find_spec(name) is None), None)
+        if missing is not None:  # and torch, which takes seconds, need not be imported
+            return f"emulated: {missing} is not installed."
+        from roundoff.precision.compute.torchao_kernels import choose_kernels
+
+        return f"{choose_kernels(recipe).text}."
+    if recipe.compute == "fixed" or recipe.arithmetic == "emulated":
+        return "emulated on every device: computed in fp32 from rounded values."
     if recipe.compute in ("plain", "autocast") or recipe.arithmetic == "native":
         return "native: computed by the device."
     return "native; emulated on a CPU, where that is faster."

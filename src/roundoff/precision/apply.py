@@ -23,6 +23,7 @@ from roundoff.precision.compute.native import Autocast, NativeCast, NativeLists
 from roundoff.precision.compute.op_overrides import op_overrides
 from roundoff.precision.compute.operands import OperandRounding
 from roundoff.precision.compute.sharded_weights import as_sharded
+from roundoff.precision.compute.torchao_kernels import choose_kernels
 from roundoff.precision.loss_scaler import LossScaler, ScaleLog
 from roundoff.precision.optimizer import RecipeOptimizer, check_optimizers
 from roundoff.precision.optimizer_states import check_optimizer_states
@@ -272,7 +273,8 @@ def _computation_for(model: nn.Module, recipe: Recipe) -> Computation:
     if recipe.compute == "lists":
         return EmulatedCast(recipe) if emulated else NativeLists(recipe)
     if recipe.compute == "operands":
-        return OperandRounding(recipe)
+        device = next((parameter.device for parameter in model.parameters()), None)
+        return OperandRounding(recipe, choose_kernels(recipe, device))
     if recipe.compute == "fixed":
         return FixedPointComputation(recipe)
     if recipe.overrides and any(fmt != "fp32" for fmt in recipe.overrides.values()):

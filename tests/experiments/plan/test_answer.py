@@ -11,7 +11,7 @@ from roundoff.experiments.plan.verification import Verification, VerifiedProposa
 from roundoff.experiments.trials.judges import LossJudge, Spread
 from roundoff.precision import find_recipe
 from roundoff.sensitivity.effects import LossEffect
-from tests.experiments.measured_steps import effect, rounded, small_gpt
+from tests.experiments.measured_steps import effect, measured, rounded, small_gpt
 
 REFERENCE = LossJudge(reference=Spread.of([0.99, 1.0, 1.01]))
 
@@ -124,3 +124,14 @@ def test_of_many_sites_some_are_named_and_the_rest_is_counted() -> None:
 def test_where_nothing_can_be_narrow_that_is_the_verdict() -> None:
     lossy = [replace(each, loss_change=0.5) for each in small_gpt().effects]
     assert verdict(plan_of(*lossy)).startswith("no site can take fp16: 0 % of the parameters are narrow")
+
+
+def test_a_plan_of_layers_counts_them_next_to_the_share_of_its_base() -> None:
+    layers = [effect(f"fc{n}", "linear", part="weight", fmt="nvfp4", loss_change=0.1 * (n == 3)) for n in range(4)]
+    step = measured(*layers, parameters={f"fc{n}": 100 for n in range(4)} | {"embed": 900})
+    proposal = propose(step, formats=["nvfp4"], target=Target(loss=0.005), layers_only=True)
+    recipe = planned_recipe(proposal, find_recipe("nvfp4"), name="planned")
+    options = PlanOptions(base="nvfp4")
+    plan = replace(plan_of(), options=options, proposal=proposal, recipe=recipe, measured_format="nvfp4", measured=step)
+    assert verdict(plan) == "nvfp4 everywhere except fc3: 75 % of the parameters of layers are narrow, not verified."
+    assert "  layers    1 of 4 are wide, 25 %; nvfp4 without a plan: 16 %\n" in plan_text(plan)

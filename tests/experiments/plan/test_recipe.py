@@ -115,3 +115,20 @@ def test_a_plan_can_start_from(base: str) -> None:
 def test_a_plan_cannot_start_from(base: str) -> None:
     with pytest.raises(PlanError, match=f"cannot start from recipe '{base}'"):
         check_base(find_recipe(base))
+
+
+def test_a_plan_decides_itself_which_layers_nvfp4_keeps_wide() -> None:
+    steady = effect("body", "linear", part="weight", fmt="nvfp4")
+    lossy = effect("head", "linear", part="weight", fmt="nvfp4", loss_change=0.3)
+    proposal = propose(measured(steady, lossy), formats=["nvfp4"], target=Target(loss=0.005), layers_only=True)
+    recipe = planned_recipe(proposal, find_recipe("nvfp4"), name="planned")
+    assert recipe.operands.wide_share == 0.0
+    assert dict(recipe.overrides) == {"head": "fp32"}
+
+
+def test_only_layers_are_planned_if_only_layers_are_rounded() -> None:
+    attention = effect("attn", "matmul", fmt="nvfp4", loss_change=0.3)
+    layer = effect("attn.out", "linear", part="weight", fmt="nvfp4")
+    proposal = propose(measured(attention, layer), formats=["nvfp4"], target=Target(loss=0.005), layers_only=True)
+    assert [each.site for each in proposal.sites] == ["attn.out"]
+    assert not proposal.wide

@@ -69,3 +69,9 @@ def test_a_format_with_scales_of_its_own_does_not_overflow() -> None:
     assert (
         risk_of_one(effect("fc", "linear", fmt="mxfp8", absmax=1e6, value=rounded(overflow=0.1, snr_db=25.0))) is None
     )
+
+
+@pytest.mark.parametrize(("snr_db", "is_safe"), [(19.0, True), (6.0, False)])
+def test_few_bits_with_scales_of_their_own_are_noisy_and_no_underflow(snr_db: float, is_safe: bool) -> None:
+    noisy = rounded(underflow=0.06, snr_db=snr_db)
+    assert (risk_of_one(effect("fc", "linear", fmt="nvfp4", gradient=noisy)) is None) == is_safe

@@ -40,3 +40,10 @@ def test_a_text_too_short_is_refused(tmp_path: Path):
 def test_a_missing_text_is_named(tmp_path: Path):
     with pytest.raises(DataError, match=r"cannot be read\.\n  why: No such file or directory\."):
         read_text(tmp_path / "nowhere.txt", context=8)
+
+
+def test_limit_counts_windows_of_the_training_part(tmp_path: Path):
+    (tmp_path / "t.txt").write_bytes(bytes(range(200)) * 10)
+    train, test = read_text(tmp_path / "t.txt", context=8, limit=5)
+    whole, same = read_text(tmp_path / "t.txt", context=8)
+    assert (len(train), len(whole), len(test)) == (5, 224, len(same))

@@ -10,6 +10,7 @@ from textwrap import dedent
 from roundoff.experiments.plan.plan_session import PlanOptions
 from roundoff.experiments.plan.site_choices import Proposal, SitePlan
 from roundoff.experiments.plan.verification import Verification, VerifiedProposal
+from roundoff.precision import find_recipe
 from roundoff.precision.recipe.recipe import Recipe
 from roundoff.report.notebook import parts_html
 from roundoff.report.parts import Facts, Heading, Note, Part, Sentence, to_text
@@ -130,7 +131,8 @@ def verdict(plan: Plan) -> str:
     what = f"{plan.measured_format} everywhere" if not wide else f"{plan.measured_format} everywhere except {shown}"
     if len(wide) == len(proposal.sites):
         what = f"no site can take {plan.measured_format}"
-    narrow = f"{100 * proposal.narrow_parameters:.3g} % of the parameters are narrow"
+    whose = " of layers" if _rounds_layers(plan.recipe) else ""
+    narrow = f"{100 * proposal.narrow_parameters:.3g} % of the parameters{whose} are narrow"
     return f"{what}: {narrow}{_ending(plan)}."
 
 
@@ -176,6 +178,8 @@ def _facts(plan: Plan) -> list[tuple[str, str]]:
         ("expected", f"the loss changes by {proposal.loss_change:.2g} ({100 * share:.2g} %) in one step"),
         ("bits", f"{proposal.mean_bits:.1f} per weight or result on average"),
     ]
+    if _rounds_layers(recipe):
+        facts.append(("layers", _layers_text(proposal, base=find_recipe(plan.options.base_name))))
     if proposal.scaling is not None:
         facts.append(("scale", f"{recipe.loss_scale.kind}: {proposal.scaling}"))
     if plan.not_tried is not None:
@@ -184,6 +188,21 @@ def _facts(plan: Plan) -> list[tuple[str, str]]:
         facts += [("tried", tried) for tried in plan.verified.tried]
         facts += verification_facts(plan.verified.verification)
     return facts
+
+
+def _rounds_layers(recipe: Recipe) -> bool:
+    return recipe.compute == "operands" and recipe.operands.layers_only
+
+
+def _layers_text(proposal: Proposal, *, base: Recipe) -> str:
+    """Say how many layers are wide, and how many the base recipe keeps wide without a plan."""
+    layers = [each for each in proposal.sites if each.all_ops]
+    num_wide = len({each.site for each in proposal.wide} & {each.site for each in layers})
+    share = num_wide / max(1, len(layers))
+    without = (
+        f"; {base.name} without a plan: {100 * base.operands.wide_share:.0f} %" if base.operands.wide_share else ""
+    )
+    return f"{num_wide} of {len(layers)} are wide, {100 * share:.0f} %{without}"
 
 
 def verification_facts(verification: Verification | None) -> list[tuple[str, str]]:

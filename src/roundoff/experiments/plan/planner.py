@@ -69,6 +69,7 @@ def make_plan(training: TrialTarget, options: PlanOptions, *, on_message: OnMess
         modules_only=options.modules_only or base_recipe.compute == "autocast",
         is_scaled=base_recipe.loss_scale.may_skip,
         only_ops=rounded_ops(base_recipe),
+        layers_only=base_recipe.compute == "operands" and base_recipe.operands.layers_only,
     )
     on_message(
         f"measured step {measurement.sensitivity.step}: {len(proposal.wide)} of {len(proposal.sites)} sites are wide"

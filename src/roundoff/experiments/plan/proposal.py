@@ -48,6 +48,7 @@ def propose(
     modules_only: bool = False,
     is_scaled: bool = False,
     only_ops: frozenset[str] | None = None,
+    layers_only: bool = False,
 ) -> Proposal:
     """Pick, for every site, the narrowest of `formats` (or fp32) that passes all checks and meets the target.
 
@@ -58,12 +59,17 @@ def propose(
         modules_only: Give formats to whole sites only, never to single ops.
         is_scaled: Whether the loss is scaled anyway; otherwise scaling is proposed where gradients vanish everywhere.
         only_ops: The ops that the recipe rounds, if not all; the others are ignored.
+        layers_only: Whether it rounds only what uses parameters.
 
     Raises:
         PlanError: a format was not measured, nothing was, or the budget is too small.
     """
     _check_measured(sensitivity, formats)
-    units = [unit for unit in site_ops(sensitivity) if _is_planned(unit) and (not only_ops or unit.op in only_ops)]
+    units = [
+        unit
+        for unit in site_ops(sensitivity)
+        if _is_planned(unit) and (not only_ops or unit.op in only_ops) and (not layers_only or unit.has_weights)
+    ]
     narrowest = min(formats, key=_width)
     scaling = None if is_scaled else _why_scaled(units, narrowest)
     scale = _loss_scale(units, narrowest) if is_scaled or scaling is not None else 1.0
@@ -81,7 +87,8 @@ def propose(
         for site, own in by_site.items()
     ]
     base = _most_common(sites, formats=formats, parameters=parameters, default=narrowest)
-    sites += [SitePlan(site=site, fmt=base) for site in parameters if site not in by_site]
+    if not layers_only:
+        sites += [SitePlan(site=site, fmt=base) for site in parameters if site not in by_site]
     return Proposal(
         base_format=base,
         sites=tuple(replace(each, num_parameters=parameters.get(each.site, 0)) for each in sites),
@@ -228,6 +235,11 @@ def risk_of(unit: SiteOp, fmt: str, *, loss_scale: float = 1.0) -> Risk | None:
     return too_large or _precision_risk(effects, fmt) or _underflow_risk(effects, fmt, loss_scale=loss_scale)
 
 
+def _min_gradient_db(fmt: str) -> float:
+    """Return how accurate a gradient must be: few bits with their own scales are noisy, which is no underflow."""
+    return _MIN_VALUE_DB if isinstance(format_named(fmt), BlockFormat | ScaledBlocks) else _MIN_GRADIENT_DB
+
+
 def _overflow_risk(effects: Iterable[LossEffect], fmt: str) -> Risk | None:
     largest = format_named(fmt).largest
     for effect in effects:
@@ -268,7 +280,7 @@ def _underflow_risk(effects: Iterable[LossEffect], fmt: str, *, loss_scale: floa
     smallest = format_named(fmt).smallest_normal
     for effect in effects:
         gradient, reached = effect.gradient, effect.gradient_absmax or 0.0
-        if gradient is None or gradient.snr_db >= _MIN_GRADIENT_DB:
+        if gradient is None or gradient.snr_db >= _min_gradient_db(fmt):
             continue
         if not gradient.underflow and not gradient.subnormal:
             continue

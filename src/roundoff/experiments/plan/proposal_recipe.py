@@ -61,7 +61,9 @@ def planned_recipe(proposal: Proposal, base: Recipe, *, name: str, safe: bool = 
     )
     if base.compute == "cast":
         recipe = _cast_to(recipe, proposal.base_format)
-    elif base.compute != "operands":
+    elif base.compute == "operands":  # the plan chooses the wide layers, not a share
+        recipe = replace(recipe, operands=replace(base.operands, wide_share=0.0))
+    else:
         recipe = replace(recipe, compute_format=proposal.base_format)
     if (proposal.scaling is not None or safe) and _lacks_scale(recipe):
         recipe = replace(recipe, loss_scale=replace(DYNAMIC, initial=proposal.first_scale))

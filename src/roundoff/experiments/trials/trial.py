@@ -110,12 +110,13 @@ def steering_environment(setting: TrialSetting, *, folder: Path) -> Iterator[Non
     What an earlier attempt recorded in the same folder is removed.
     """
     (folder / APPLIED_NAME).unlink(missing_ok=True)
-    with _changing_environment(environment_variables(setting, folder=folder)):
+    with changing_environment(environment_variables(setting, folder=folder)):
         yield
 
 
 @contextlib.contextmanager
-def _changing_environment(variables: Mapping[str, str]) -> Iterator[None]:
+def changing_environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set variables of this process's environment inside the block, and restore them after it."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

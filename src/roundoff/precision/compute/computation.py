@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 import sys
 import threading
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
+from roundoff import torch_private
 from roundoff.precision.compute.sharded_weights import Action, Gathering, as_sharded
 from roundoff.precision.recipe.recipe import Recipe
 from roundoff.precision.recipe.site_formats import dtype_of
@@ -106,6 +108,8 @@ class Computation:
     arithmetic = "native"
     reenters = False
     """Whether modules that are called outside the model's forward must enter `computing` too."""
+    is_traceable = True
+    """Whether torch.compile can trace `computing`; otherwise a compiled model runs eagerly."""
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
@@ -113,6 +117,7 @@ class Computation:
         self.calls = OpenCalls()
         """Of this model, whose forwards the computation is around."""
         self._on_gathered: dict[Tensor, list[Action]] = {}
+        self._eager: list[nn.Module] = []
 
     def attach(self, model: nn.Module) -> None:
         """Prepare the model: cast weights, and put hooks where formats change."""
@@ -160,6 +165,9 @@ class Computation:
         some training loops call `model.features(x)`.
         """
         self.bracket(model, inputs=self.enter_inputs, around=self.computing, outputs=self.leave_outputs)
+        if not self.is_traceable:
+            model.forward = _Eagerly(model.forward)
+            self._eager.append(model)
         self._hooks += Gathering(self._on_gathered, pause=self.pause, carry=self.carry).attach(model)
         if not self.reenters:
             return
@@ -193,6 +201,21 @@ class Computation:
         self.calls.leave_ended()
         while self._hooks:
             self._hooks.pop().remove()
+        while self._eager:
+            del self._eager.pop().forward
+
+
+class _Eagerly:
+    """A function that torch.compile does not trace, with what it calls; a copy of its model calls the copy's."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, function)
+        self._function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch_private.compiler_is_loaded():
+            return torch.compiler.disable(self._function)(*args, **kwargs)
+        return self._function(*args, **kwargs)
 
 
 class _Bracket:

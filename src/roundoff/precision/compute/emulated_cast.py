@@ -137,6 +137,7 @@ class EmulatedCast(Computation):
 
     arithmetic = "emulated"
     reenters = True
+    is_traceable = False
 
     def attach(self, model: nn.Module) -> None:
         """Round parameters and buffers, and switch the format at the sites where it differs."""

@@ -24,6 +24,7 @@ from roundoff.precision.compute.computation import Computation, ForwardMode, Ope
 from roundoff.precision.compute.op_overrides import OpOverride, OpOverrides, op_overrides
 from roundoff.precision.compute.sharded_weights import rank
 from roundoff.precision.compute.torch_ops import Function, op_name, open_composite
+from roundoff.precision.compute.torchao_kernels import KernelChoice
 from roundoff.precision.recipe.recipe import OperandScaling, OperandSettings, Recipe
 from roundoff.precision.recipe.recipe_environment import is_frozen
 from roundoff.precision.recipe.site_formats import CONVOLUTIONS, boundaries, override_sites, site_of
@@ -190,19 +191,20 @@ class OperandRounding(Computation):
     hardware. Everything else is fp32; fused attention and recurrent layers are not rounded.
     """
 
-    arithmetic = "emulated"
     reenters = True
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: Recipe, kernels: KernelChoice | None = None) -> None:
         super().__init__(recipe)
         settings = recipe.operands
+        self._kernels = kernels
+        self.arithmetic = "emulated" if kernels is None or kernels.multiply is None else "native (torchao)"
         self._scales = OperandScales(settings.scaling, amax_history=settings.amax_history)
         self._scope = _OperandScope()
 
     def attach(self, model: nn.Module) -> None:
         """Name the weights, and switch the formats at overridden sites."""
         self._names = {parameter: site_of(name) for name, parameter in model.named_parameters()}
-        for module in _wide_layers(model, self.recipe):
+        for module in wide_layers(model, self.recipe):
             self.bracket(module, around=partial(self._rounding_to, _uniform(self.recipe.operands, "bf16")))
         for module, fmt, _ in boundaries(model, self.recipe):
             formats = None if fmt == "fp32" else _uniform(self.recipe.operands, fmt)
@@ -216,6 +218,7 @@ class OperandRounding(Computation):
     def computing(self) -> Iterator[None]:
         """Round operands inside the model's forward."""
         mode = RoundOperands(self.calls, self._scope, self._scales, self._names, self._ops or None)
+        mode.kernels, mode.kernels_for = self._kernels, self.recipe.operands
         with self._rounding_to(self.recipe.operands), mode:
             yield
 
@@ -257,6 +260,10 @@ class RoundOperands(ForwardMode):
         ops: OpOverrides | None = None,
     ) -> None:
         super().__init__(calls)
+        self.kernels: KernelChoice | None = None
+        """What multiplies in linear layers instead of us."""
+        self.kernels_for: OperandSettings | None = None
+        """The formats for which it does: what an override changes is emulated."""
         self._scope = scope
         self._ops = ops
         self._scales = scales
@@ -281,6 +288,10 @@ class RoundOperands(ForwardMode):
             return func(*args, **kwargs)
         if formats.layers_only and args[second] not in self._names:
             return func(*args, **kwargs)
+        if func is F.linear and formats is self.kernels_for and args[second] in self._names:
+            kernels = self.kernels
+            if kernels is not None and kernels.multiply is not None and kernels.fits(args[first], args[second]):
+                return _add_bias(kernels.multiply(args[first], args[second]), *args[2:], **kwargs)
         key = self._key(func, args[second])
         if formats.weight_gradient and func is F.linear:
             return self._linear(formats, key, *args, **kwargs)
@@ -306,7 +317,7 @@ class RoundOperands(ForwardMode):
         return f"{base}#{self._calls[base] - 1}"
 
     def _operand(self, x: Tensor, name: str, axis: int, key: str) -> Tensor:
-        fmt = _with_axis(format_named(name), axis, x.dim())
+        fmt = with_axis(format_named(name), axis, x.dim())
         return _Operand.apply(x, fmt, self._scales.scale(x, fmt, key=key))  # type: ignore[no-any-return,no-untyped-call]
 
     def _linear(
@@ -317,21 +328,24 @@ class RoundOperands(ForwardMode):
         def round_part(values: Tensor, name: str, *, axis: int, part: str, stochastic: bool = False) -> Tensor:
             if name == "fp32":
                 return values
-            fmt = _with_axis(format_named(name), axis, values.dim())
+            fmt = with_axis(format_named(name), axis, values.dim())
             return _round_operand(
                 values, fmt, self._scales.scale(values, fmt, key=f"{key}.{part}"), stochastic=stochastic
             )
 
-        result: Tensor = LinearProducts.apply(x, weight, formats, round_part)  # type: ignore[no-untyped-call]
-        return result if bias is None else result + bias
+        return _add_bias(LinearProducts.apply(x, weight, formats, round_part), bias)  # type: ignore[no-untyped-call]
 
     def _gradient_rounder(self, formats: OperandSettings, axis: int, key: str) -> Any:
         def round_gradient(grad: Tensor) -> Tensor:
-            fmt = _with_axis(format_named(formats.backward), axis, grad.dim())
+            fmt = with_axis(format_named(formats.backward), axis, grad.dim())
             scale = self._scales.scale(grad, fmt, key=key)
             return _round_operand(grad, fmt, scale, stochastic=formats.backward_rounding == "stochastic")
 
         return round_gradient
+
+
+def _add_bias(product: Tensor, bias: Tensor | None = None) -> Tensor:
+    return product if bias is None else product + bias
 
 
 def _check_products(overrides: Sequence[OpOverride], recipe: Recipe) -> None:
@@ -367,7 +381,8 @@ def _round_operand(x: Tensor, fmt: Format, scale: Tensor | None, *, stochastic: 
     return round_to(scaled, fmt, rounding=rounding, stream=stream, overflow="saturate", out=scaled).div_(scale)
 
 
-def _with_axis(fmt: Format, axis: int, num_dims: int) -> Format:
+def with_axis(fmt: Format, axis: int, num_dims: int) -> Format:
+    """Return the format with its blocks along an axis of a tensor; a format without blocks stays as it is."""
     if not isinstance(fmt, BlockFormat | ScaledBlocks):
         return fmt
     axis = axis if -num_dims <= axis < num_dims else -1
@@ -381,7 +396,7 @@ def _uniform(settings: OperandSettings, fmt: str) -> OperandSettings:
     return replace(settings, forward=fmt, weight="", backward=fmt, weight_gradient="", hadamard=False)
 
 
-def _wide_layers(model: nn.Module, recipe: Recipe) -> list[nn.Module]:
+def wide_layers(model: nn.Module, recipe: Recipe) -> list[nn.Module]:
     """Return the last layers of the model, as many as the recipe keeps wide, without those that have an override."""
     overridden = override_sites(model, recipe.overrides)
     layers = [module for module in model.modules() if isinstance(module, (nn.Linear, *CONVOLUTIONS))]

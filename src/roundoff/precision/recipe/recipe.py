@@ -277,7 +277,8 @@ class Recipe:
                 "an optimizer has one format for its state",
             )
         if self.arithmetic == "native" and self.compute in ("operands", "fixed"):
-            raise _invalid_recipe(self.name, "arithmetic = 'native'", f"'{self.compute}' is emulated on every device")
+            why = f"'{self.compute}' is native only for recipes and devices that 'auto' finds kernels for"
+            raise _invalid_recipe(self.name, "arithmetic = 'native'", why)
 
 
 def invalid_value(key: str, value: object, allowed: str) -> RecipeError:

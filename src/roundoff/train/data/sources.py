@@ -32,11 +32,13 @@ _TRAIN_SHARE = 0.9
 class Text:
     """Consecutive windows of a text; the target of each byte is the next byte."""
 
-    def __init__(self, text: Tensor, *, context: int) -> None:
+    def __init__(self, text: Tensor, *, context: int, limit: int | None = None) -> None:
         self._text, self._context = text, context
+        count = (len(text) - 1) // context
+        self._count = count if limit is None else min(limit, count)
 
     def __len__(self) -> int:
-        return (len(self._text) - 1) // self._context
+        return self._count
 
     def __getitem__(self, draw: Draw) -> Batch:
         indices = torch.tensor(draw.indices)
@@ -46,15 +48,15 @@ class Text:
         return Batch(windows[:, :-1].contiguous(), targets)
 
 
-def read_text(path: Path, *, context: int) -> tuple[Text, Text]:
-    """Return the first nine tenths of a file for training and the last tenth for evaluation."""
+def read_text(path: Path, *, context: int, limit: int | None = None) -> tuple[Text, Text]:
+    """Return the first nine tenths of a file, or `limit` windows of them, for training, the last for evaluation."""
     try:
         data = np.fromfile(path, dtype=np.uint8)
     except OSError as error:
         raise DataError.explain(f"'{path}' cannot be read.", why=f"{error.strerror}.") from error
     text = torch.from_numpy(data)
     cut = int(len(text) * _TRAIN_SHARE)
-    train, test = Text(text[:cut], context=context), Text(text[cut:], context=context)
+    train, test = Text(text[:cut], context=context, limit=limit), Text(text[cut:], context=context)
     if not len(test):
         raise DataError.explain(
             f"'{path}' is too short.",
@@ -158,7 +160,7 @@ def load_data(config: TrainConfig) -> Data:
     if kind == "folder":
         return _folder(config, Path(path))
     assert kind == "text", kind
-    train, test = read_text(Path(path), context=config.context)
+    train, test = read_text(Path(path), context=config.context, limit=config.limit)
     return Data(train=train, test=test, num_classes=VOCABULARY)
 
 
