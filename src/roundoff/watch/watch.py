@@ -866,7 +866,7 @@ class Watch(LoopFollower):
         if self.ignores_loop or not self._in_journal.is_on or not isinstance(owner, Optimizer):
             return False
         self.clock.zero_grad(owner)
-        self._uncleared.note_cleared()
+        self._uncleared.note_cleared(owner)
         self._journal.call("zero_grad", ZeroGradDetail(of=self._name_of(owner)))
         return True
 
@@ -1024,6 +1024,8 @@ class Watch(LoopFollower):
         is_first = self.clock.microbatch == 0 or self._uncleared.is_due
         if self.is_fully_watched and is_first and backward.accumulates:
             self._in_facts(self._uncleared.backward_begins)
+        if self.is_fully_watched and backward.accumulates:
+            self._in_facts(self._uncleared.drop_cleared_left_over)
         self._in_journal(self._journal.call, "backward", backward.detail())
 
     def _see_loss(self, backward: BackwardCall) -> Tensor | None:
@@ -1095,6 +1097,7 @@ class Watch(LoopFollower):
         )
         self._journal.call("step", detail)
         if not self.is_quiet:
+            detail.num_left_over, detail.left_by = self._uncleared.take_left_over(optimizer)
             self._uncleared.step_begins()
         self._stepping = (optimizer, detail)
 
@@ -1131,12 +1134,18 @@ class Watch(LoopFollower):
         self._step_entry = self._stepping = None
         self._in_checks(self._detector.see_update)
         if self.is_fully_watched:
-            self._in_facts(self._uncleared.note_used, attempt.optimizer)
+            self._in_facts(self._note_used, attempt.optimizer)
         self._tape.release()
         if self.clock.in_backward:
             self._stepped_in_backward = True
         elif not self._in_scaler_step:
             self._end_attempt()
+
+    def _note_used(self, optimizer: Optimizer) -> None:
+        others = [other for other in self._training.optimizers if other is not optimizer]
+        self._uncleared.note_used(optimizer)
+        if others:
+            self._uncleared.note_left_over(optimizer, self._name_of(optimizer), others)
 
     def optimizer_skipped(self, optimizer: Optimizer) -> None:
         """Note the attempt that a scaler did not let through."""
@@ -1188,12 +1197,12 @@ class Watch(LoopFollower):
 
     def _write_call(self, call: LoopCall) -> None:
         if call.kind == "zero_grad" and isinstance(call.owner, Optimizer):
-            self._uncleared.note_cleared()
+            self._uncleared.note_cleared(call.owner)
             self._journal.call("zero_grad", ZeroGradDetail(of=self._name_of(call.owner)))
             return
         detail = unread_detail(cast(CallDetail, call.detail))
         if call.kind == "zero_grad":
-            self._uncleared.note_cleared()
+            self._uncleared.note_cleared(call.owner)
         elif isinstance(detail, EpochDetail):
             content = dataset_content(call.owner.dataset)
             copied = copied_generators(call.owner.dataset) if detail.num_workers else ()
