@@ -203,6 +203,7 @@ class Watch(LoopFollower):
         """Whether the open step began with a call of a model that was not known before."""
         self._tape.on_loss = self._see_loss_function
         self._tape.lost_numbers = LostNumbersFinder(waits=False)
+        self._running_sums = LostNumbersFinder(waits=False, only_sums=True)
         self._tape.on_scalar = self._detector.see_scalar
         self._tape.on_loop_value = self._see_loop_value
         self._tape.on_draw = self._see_draw
@@ -497,7 +498,7 @@ class Watch(LoopFollower):
         tape, snapshots, step = self._tape, self._snapshots, self.clock.step
         self._has_ranks = num_ranks() > 1
         if not self.is_fully_watched:
-            tape.lost_numbers = None
+            tape.lost_numbers = self._running_sums
         is_due = self.is_fully_watched or snapshots.is_due(step)
         if is_due or tape.is_paused:
             if self.is_fully_watched or self._schedule.is_taped(step, snapshots):

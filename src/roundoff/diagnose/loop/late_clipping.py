@@ -108,6 +108,7 @@ _SCALE_FREE = ("betas", "alpha", "rho", "lambd", "etas")
         name="clip-too-low",
         means="Gradients are clipped to a small fraction of their norm in every step, so the weights hardly move.",
         fix="Raise `max_norm` to about the norm that gradients usually have; 1.0 is common.",
+        follows_from=("clip-before-unscale",),
         leads_to=(FaultEffect.STOPS_LEARNING,),
     ),
     order=637,
