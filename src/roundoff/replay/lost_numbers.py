@@ -44,6 +44,9 @@ _COUNTS = frozenset({
 })  # fmt: skip
 """Functions whose result may count places in a narrow format from the beginning."""
 _ANGLES = frozenset({"sin", "cos", "sin_", "cos_"})
+_REMAINDERS = frozenset({"remainder", "fmod", "__mod__", "remainder_", "fmod_", "__imod__"})
+_COARSE = 0.1
+"""Numbers that are this part of a period apart leave nothing of where in it they are."""
 _MODULAR = frozenset({
     "remainder", "fmod", "__mod__", "__rmod__", "__imod__", "remainder_", "bitwise_and", "bitwise_or", "bitwise_xor",
     "bitwise_not", "bitwise_right_shift", "bitwise_left_shift", "__and__", "__or__", "__xor__", "__invert__",
@@ -54,7 +57,7 @@ _SUMS_IN_PLACE = frozenset({"add_", "__iadd__"})
 _MAX_SUM_ELEMENTS = 2**16
 _STAGNANT = 0.5
 """A sum stands still if this share of what was added to it has no effect."""
-_NAMES = _ARITHMETIC | _CASTS | _COUNTS | _ANGLES | _MODULAR
+_NAMES = _REMAINDERS | _ARITHMETIC | _CASTS | _COUNTS | _ANGLES | _MODULAR
 
 
 @dataclass(slots=True)
@@ -326,7 +329,9 @@ def _lost_count(name: str, result: Tensor) -> LostNumbers | None:
 def _lost_angles(name: str, args: tuple[Any, ...]) -> LostNumbers | None:
     """Find sines and cosines of numbers whose neighbours in their format are a radian or more away."""
     x: Any = args[0] if name in _ANGLES and args else None
-    if not _is_plain(x) or x.dtype not in (torch.float16, torch.bfloat16) or not 0 < x.numel() <= _MAX_ELEMENTS:
+    if name in _REMAINDERS and len(args) == 2:
+        return _lost_remainder(name, *args)
+    if not _is_plain(x) or x.dtype not in _LARGEST_EXACT or not 0 < x.numel() <= _MAX_ELEMENTS:
         return None
     sizes, limit = x.detach().abs(), _LARGEST_EXACT[x.dtype]
     largest = float(sizes.max())
@@ -334,6 +339,19 @@ def _lost_angles(name: str, args: tuple[Any, ...]) -> LostNumbers | None:
         return None
     lost = _rounded_numbers(name, x, exact=largest, got=largest, num_lost=int((sizes >= limit).sum()))
     return replace(lost, is_angle=True)
+
+
+def _lost_remainder(name: str, x: Any, divisor: Any) -> LostNumbers | None:
+    """Find remainders of numbers that their format cannot tell apart within the divisor, such as times in fp32."""
+    is_read = _is_plain(x) and x.dtype in _LARGEST_EXACT and 0 < x.numel() <= _MAX_ELEMENTS
+    if not is_read or not isinstance(divisor, (int, float)) or not divisor:
+        return None
+    sizes, exact = x.detach().abs(), _LARGEST_EXACT[x.dtype]
+    largest, limit = float(sizes.max()), _COARSE * exact * abs(divisor)
+    if not limit <= largest < float("inf") or largest <= exact:
+        return None
+    lost = _rounded_numbers(name, x, exact=largest, got=largest, num_lost=int((sizes >= limit).sum()))
+    return replace(lost, is_angle=True, given=(largest, float(divisor)))
 
 
 def _on_host(x: Tensor) -> Tensor:

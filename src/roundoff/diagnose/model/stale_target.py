@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from roundoff.diagnose import needs
-from roundoff.diagnose.rule import Code, note, rule, warning
+from roundoff.diagnose.rule import Code, rule, warning
 from roundoff.diagnose.step_flow import first_rank
-from roundoff.runs import Finding, Run, TargetTwinProbe
+from roundoff.runs import Finding, LoadDetail, Run, Severity, TargetTwinProbe
 
 _MIN_PAIRS = 2
 
@@ -74,16 +74,20 @@ def _current_finding(run: Run, probe: TargetTwinProbe) -> Finding:
 
 def _finding(run: Run, probe: TargetTwinProbe) -> Finding:
     named = "" if probe.parameter is None else f" (its first parameter: {probe.parameter})"
-    return note(
+    calls = run.calls(rank=first_rank(run))
+    num_own = sum(call.call == "load" and call.detail_as(LoadDetail).is_own for call in calls)
+    from_itself = f"; {num_own} times load_state_dict was given the very tensors it loads into" if num_own > 1 else ""
+    return Finding(
         rule="target-never-updated",
-        confidence=0.6,
+        severity=Severity.WARNING if num_own > 1 else Severity.NOTE,
+        confidence=0.9 if num_own > 1 else 0.6,
         step=probe.step,
         rank=first_rank(run),
         site=probe.site,
         title=f"a copy of the model ({probe.site}) never changes",
         why=f"{probe.site} began as an exact copy of the trained model{named} and was asked {probe.num_calls} times "
         "without gradients; its first inputs were not among the batches of the model, as with targets; up to step "
-        f"{probe.step} none of its weights has changed, while those of the model have",
+        f"{probe.step} none of its weights has changed, while those of the model have{from_itself}",
         fix="copy the weights now and then, target.load_state_dict(model.state_dict()), or in part after every step: "
         "p_target.data.lerp_(p.data, 0.005); nothing, if the next copy is due later",
         evidence=({"num_calls": probe.num_calls, "step": probe.step},),

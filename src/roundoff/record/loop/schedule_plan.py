@@ -49,7 +49,10 @@ def plan_of(scheduler: Any) -> SchedulePlan:
         length = next((value for name in _LENGTHS if isinstance(value := getattr(scheduler, name, None), int)), None)
         if length is None or hasattr(scheduler, "factor"):  # a constant factor, which does not come down
             return NO_PLAN
-        return SchedulePlan(peak=length) if rises else SchedulePlan(length=length)
+        if rises:
+            return SchedulePlan(peak=length)
+        phases = getattr(scheduler, "_schedule_phases", None)  # of one cycle, whose rate rises first
+        return SchedulePlan(length=length, peak=round(phases[0]["end_step"]) if phases else None)
     except Exception:  # whatever a user's scheduler answers
         return NO_PLAN
 
