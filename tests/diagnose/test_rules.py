@@ -83,6 +83,7 @@ loss-scale-collapsed
 consumed-overflow
 cancellation
 positions-rounded
+sum-stands-still
 ids-through-float
 saturated-softmax
 gradient-underflow
@@ -122,13 +123,14 @@ average-incomplete: ema-broken running-stats-frozen running-stats-lost
 average-too-slow: ema-broken
 batch-mixing: axes-confused
 causal-leak: axes-confused
+clip-too-low: clip-before-unscale
 data-not-shuffled: dataset-mutated duplicate-samples epoch-order-repeated
 dead-units: constant-input exploding-activations input-scale zero-init
 domain-error: accumulation-not-averaged cancellation clip-after-step clip-before-backward double-step
     loss-scale-collapsed loss-sum-reduction loss-unbounded-below lr-too-high missing-zero-grad step-on-scaled-gradients
 duplicate-samples: loader-workers-alike
 eval-loss-rising: eval-input-scale norm-statistics-nonfinite running-stats-frozen running-stats-lost stochastic-eval
-    train-eval-gap train-eval-overlap
+    sum-stands-still train-eval-gap train-eval-overlap
 exception: collective-mismatch domain-error loss-nonfinite loss-scale-overflow masked-softmax no-valid-targets
     nonfinite-input nonfinite-update norm-statistics-nonfinite overflow step-on-nonfinite-gradients
     step-on-scaled-gradients unused-parameter
@@ -173,8 +175,8 @@ step-on-nonfinite-gradients: accumulation-not-averaged cancellation clip-after-s
 stepping-stopped: domain-error loss-scale-overflow masked-softmax no-valid-targets nonfinite-input nonfinite-update
     norm-statistics-nonfinite overflow
 train-eval-gap: eval-input-scale norm-statistics-nonfinite running-stats-frozen running-stats-lost stochastic-eval
-    tiny-norm-batch train-eval-overlap
-units-without-gradient: constant-softmax dead-units eval-mode-training graph-cut zero-init
+    sum-stands-still tiny-norm-batch train-eval-overlap
+units-without-gradient: constant-softmax dead-units eval-mode-training gradient-underflow graph-cut zero-init
 vanishing-gradients: constant-input dead-units symmetric-init zero-init
 """
 """The codes that explain each code, without those of the whole loss, which the codes of every other rule explain."""
