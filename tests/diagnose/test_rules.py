@@ -127,7 +127,8 @@ clip-too-low: clip-before-unscale
 data-not-shuffled: dataset-mutated duplicate-samples epoch-order-repeated
 dead-units: constant-input exploding-activations input-scale zero-init
 domain-error: accumulation-not-averaged cancellation clip-after-step clip-before-backward double-step
-    loss-scale-collapsed loss-sum-reduction loss-unbounded-below lr-too-high missing-zero-grad step-on-scaled-gradients
+    loss-scale-collapsed loss-sum-reduction loss-unbounded-below lr-too-high missing-zero-grad settings-swapped
+    step-on-scaled-gradients
 duplicate-samples: loader-workers-alike
 eval-loss-rising: eval-input-scale norm-statistics-nonfinite running-stats-frozen running-stats-lost stochastic-eval
     sum-stands-still train-eval-gap train-eval-overlap
@@ -147,37 +148,40 @@ labels-independent: axes-confused batch-mixing classes-in-order graph-cut labels
 loss-nonfinite: accumulation-not-averaged cancellation clip-after-step clip-before-backward domain-error double-step
     loss-scale-collapsed loss-scale-overflow loss-sum-reduction loss-unbounded-below lr-too-high masked-softmax
     missing-zero-grad no-valid-targets nonfinite-input nonfinite-update norm-statistics-nonfinite overflow
-    step-on-nonfinite-gradients step-on-scaled-gradients
+    settings-swapped step-on-nonfinite-gradients step-on-scaled-gradients
 loss-spike: accumulation-not-averaged classes-in-order clip-after-step clip-before-backward domain-error double-step
     input-scale loss-nonfinite loss-scale-overflow loss-sum-reduction loss-unbounded-below lr-too-high masked-softmax
     missing-zero-grad no-valid-targets nonfinite-input nonfinite-update norm-statistics-nonfinite overflow
-    step-on-nonfinite-gradients step-on-scaled-gradients
+    settings-swapped step-on-nonfinite-gradients step-on-scaled-gradients
 loss-term-unreachable: graph-cut not-in-optimizer
 lr-too-high: accumulation-not-averaged clip-after-step clip-before-backward double-step exploding-activations
-    input-scale loss-sum-reduction loss-unbounded-below missing-zero-grad step-on-scaled-gradients
+    input-scale loss-sum-reduction loss-unbounded-below missing-zero-grad settings-swapped step-on-scaled-gradients
 lr-too-low: clip-before-unscale clip-too-low constant-softmax consumed-overflow dead-units eps-above-gradients
     gradient-underflow graph-cut lr-too-high lr-zero missing-step saturated-softmax schedule-too-long scheduler-rate
     stepping-stopped update-below-ulp vanishing-gradients weight-decay-too-strong zero-grad-before-step
 nonfinite-update: accumulation-not-averaged cancellation clip-after-step clip-before-backward double-step
-    loss-scale-collapsed loss-sum-reduction loss-unbounded-below lr-too-high missing-zero-grad step-on-scaled-gradients
+    loss-scale-collapsed loss-sum-reduction loss-unbounded-below lr-too-high missing-zero-grad settings-swapped
+    step-on-scaled-gradients
 norm-statistics-nonfinite: accumulation-not-averaged cancellation clip-after-step clip-before-backward double-step
-    loss-scale-collapsed loss-sum-reduction loss-unbounded-below lr-too-high missing-zero-grad step-on-scaled-gradients
+    loss-scale-collapsed loss-sum-reduction loss-unbounded-below lr-too-high missing-zero-grad settings-swapped
+    step-on-scaled-gradients
 order-ignored: axes-confused
 overflow: accumulation-not-averaged cancellation clip-after-step clip-before-backward double-step loss-scale-collapsed
-    loss-sum-reduction loss-unbounded-below lr-too-high missing-zero-grad step-on-scaled-gradients
+    loss-sum-reduction loss-unbounded-below lr-too-high missing-zero-grad settings-swapped step-on-scaled-gradients
 rank-buffers-differ: gradients-not-reduced rank-init-mismatch
 running-stats-frozen: eval-mode-training
 running-stats-lost: constant-input dead-units zero-init
 step-on-nonfinite-gradients: accumulation-not-averaged cancellation clip-after-step clip-before-backward domain-error
     double-step loss-scale-collapsed loss-scale-overflow loss-sum-reduction loss-unbounded-below lr-too-high
     masked-softmax missing-zero-grad no-valid-targets nonfinite-input nonfinite-update norm-statistics-nonfinite
-    overflow step-on-scaled-gradients
+    overflow settings-swapped step-on-scaled-gradients
 stepping-stopped: domain-error loss-scale-overflow masked-softmax no-valid-targets nonfinite-input nonfinite-update
     norm-statistics-nonfinite overflow
 train-eval-gap: eval-input-scale norm-statistics-nonfinite running-stats-frozen running-stats-lost stochastic-eval
     sum-stands-still tiny-norm-batch train-eval-overlap
 units-without-gradient: constant-softmax dead-units eval-mode-training gradient-underflow graph-cut zero-init
 vanishing-gradients: constant-input dead-units symmetric-init zero-init
+weight-decay-too-strong: norm-weight-decay
 """
 """The codes that explain each code, without those of the whole loss, which the codes of every other rule explain."""
 

@@ -60,6 +60,7 @@ def _groups(run: Run, rank: int) -> Iterator[_Group]:
         fix="Name them where they are given: `betas=(0.9, 0.999)`, `lr=0.01, momentum=0.9`.",
         detected="Adam's first beta is larger than its second, or the momentum is tiny and the learning rate as large "
         "as a momentum.",
+        leads_to=(FaultEffect.BLOWS_UP,),
     ),
     Code(
         name="weight-decay-too-strong",
@@ -68,6 +69,7 @@ def _groups(run: Run, rank: int) -> Iterator[_Group]:
         detected="The weight decay times the learning rate is 1 % or more of the weights in every step, and they have "
         "shrunk to less than half.",
         leads_to=(FaultEffect.STOPS_LEARNING,),
+        follows_from=("norm-weight-decay",),
     ),
     Code(
         name="eps-above-gradients",
