@@ -91,7 +91,7 @@ def _groups(run: Run, rank: int) -> Iterator[_Group]:
     needs=[needs.structure, needs.optimizer],
 )
 @on_first_rank
-def unfit_settings(run: Run, rank: int) -> list[Finding | None]:
+def unfit_settings(run: Run, rank: int) -> list[Finding]:
     """Compare settings with each other, and with the weights, gradients and updates of the first steps."""
     groups = list(_groups(run, rank))
     found: list[Finding | None] = [_find_swapped(group, rank) for group in groups]
