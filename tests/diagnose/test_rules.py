@@ -22,15 +22,18 @@ native-crash killed hang interrupted
 invalid-access native-leak
 stepping-stopped
 layer-made-in-forward
-target-never-updated
+target-always-current target-never-updated
 stale-optimizer-parameters unregistered-parameter not-in-optimizer frozen
 graph-cut
 loss-term-unreachable
 tie-broken
+schedule-state-lost
+worst-checkpoint-kept
 checkpoint-not-loaded
 optimizer-state-lost
 resume-incomplete
 ema-broken
+average-too-slow
 average-incomplete
 loss-broadcast
 loss-input-kind
@@ -60,22 +63,27 @@ lr-zero
 accumulation-uneven
 step-on-scaled-gradients clip-before-unscale
 clip-after-step clip-before-backward
-zero-grad-before-step missing-zero-grad gradients-thrown-away
+clip-too-low
+zero-grad-before-step missing-zero-grad gradients-thrown-away accumulation-remainder
+leftover-gradients
 double-step
 missing-step
 scheduler-before-step scheduler-rate
+schedule-too-long
+settings-swapped weight-decay-too-strong eps-above-gradients l2-in-adam
 eval-mode-training
 mixed-reductions
 loss-sum-reduction
 accumulation-not-averaged
 loss-unbounded-below
 lr-too-high
-overflow loss-scale-overflow domain-error masked-softmax nonfinite-update nonfinite-input
-    norm-statistics-nonfinite no-valid-targets step-on-nonfinite-gradients loss-nonfinite
+overflow loss-scale-overflow domain-error masked-softmax nonfinite-update nonfinite-input norm-statistics-nonfinite
+    no-valid-targets step-on-nonfinite-gradients loss-nonfinite
 loss-scale-collapsed
 consumed-overflow
 cancellation
 positions-rounded
+sum-stands-still
 ids-through-float
 saturated-softmax
 gradient-underflow
@@ -112,16 +120,18 @@ exception
 
 CAUSES = """
 average-incomplete: ema-broken running-stats-frozen running-stats-lost
+average-too-slow: ema-broken
 batch-mixing: axes-confused
 causal-leak: axes-confused
+clip-too-low: clip-before-unscale
 data-not-shuffled: dataset-mutated duplicate-samples epoch-order-repeated
 dead-units: constant-input exploding-activations input-scale zero-init
 domain-error: accumulation-not-averaged cancellation clip-after-step clip-before-backward double-step
-    loss-scale-collapsed loss-sum-reduction loss-unbounded-below lr-too-high missing-zero-grad
+    loss-scale-collapsed loss-sum-reduction loss-unbounded-below lr-too-high missing-zero-grad settings-swapped
     step-on-scaled-gradients
 duplicate-samples: loader-workers-alike
 eval-loss-rising: eval-input-scale norm-statistics-nonfinite running-stats-frozen running-stats-lost stochastic-eval
-    train-eval-gap train-eval-overlap
+    sum-stands-still train-eval-gap train-eval-overlap
 exception: collective-mismatch domain-error loss-nonfinite loss-scale-overflow masked-softmax no-valid-targets
     nonfinite-input nonfinite-update norm-statistics-nonfinite overflow step-on-nonfinite-gradients
     step-on-scaled-gradients unused-parameter
@@ -138,39 +148,40 @@ labels-independent: axes-confused batch-mixing classes-in-order graph-cut labels
 loss-nonfinite: accumulation-not-averaged cancellation clip-after-step clip-before-backward domain-error double-step
     loss-scale-collapsed loss-scale-overflow loss-sum-reduction loss-unbounded-below lr-too-high masked-softmax
     missing-zero-grad no-valid-targets nonfinite-input nonfinite-update norm-statistics-nonfinite overflow
-    step-on-nonfinite-gradients step-on-scaled-gradients
+    settings-swapped step-on-nonfinite-gradients step-on-scaled-gradients
 loss-spike: accumulation-not-averaged classes-in-order clip-after-step clip-before-backward domain-error double-step
     input-scale loss-nonfinite loss-scale-overflow loss-sum-reduction loss-unbounded-below lr-too-high masked-softmax
     missing-zero-grad no-valid-targets nonfinite-input nonfinite-update norm-statistics-nonfinite overflow
-    step-on-nonfinite-gradients step-on-scaled-gradients
+    settings-swapped step-on-nonfinite-gradients step-on-scaled-gradients
 loss-term-unreachable: graph-cut not-in-optimizer
 lr-too-high: accumulation-not-averaged clip-after-step clip-before-backward double-step exploding-activations
-    input-scale loss-sum-reduction loss-unbounded-below missing-zero-grad step-on-scaled-gradients
-lr-too-low: clip-before-unscale constant-softmax consumed-overflow dead-units gradient-underflow graph-cut lr-too-high
-    lr-zero missing-step saturated-softmax scheduler-rate stepping-stopped update-below-ulp vanishing-gradients
-    zero-grad-before-step
+    input-scale loss-sum-reduction loss-unbounded-below missing-zero-grad settings-swapped step-on-scaled-gradients
+lr-too-low: clip-before-unscale clip-too-low constant-softmax consumed-overflow dead-units eps-above-gradients
+    gradient-underflow graph-cut lr-too-high lr-zero missing-step saturated-softmax schedule-too-long scheduler-rate
+    stepping-stopped update-below-ulp vanishing-gradients weight-decay-too-strong zero-grad-before-step
 nonfinite-update: accumulation-not-averaged cancellation clip-after-step clip-before-backward double-step
-    loss-scale-collapsed loss-sum-reduction loss-unbounded-below lr-too-high missing-zero-grad
+    loss-scale-collapsed loss-sum-reduction loss-unbounded-below lr-too-high missing-zero-grad settings-swapped
     step-on-scaled-gradients
 norm-statistics-nonfinite: accumulation-not-averaged cancellation clip-after-step clip-before-backward double-step
-    loss-scale-collapsed loss-sum-reduction loss-unbounded-below lr-too-high missing-zero-grad
+    loss-scale-collapsed loss-sum-reduction loss-unbounded-below lr-too-high missing-zero-grad settings-swapped
     step-on-scaled-gradients
 order-ignored: axes-confused
 overflow: accumulation-not-averaged cancellation clip-after-step clip-before-backward double-step loss-scale-collapsed
-    loss-sum-reduction loss-unbounded-below lr-too-high missing-zero-grad step-on-scaled-gradients
+    loss-sum-reduction loss-unbounded-below lr-too-high missing-zero-grad settings-swapped step-on-scaled-gradients
 rank-buffers-differ: gradients-not-reduced rank-init-mismatch
 running-stats-frozen: eval-mode-training
 running-stats-lost: constant-input dead-units zero-init
 step-on-nonfinite-gradients: accumulation-not-averaged cancellation clip-after-step clip-before-backward domain-error
     double-step loss-scale-collapsed loss-scale-overflow loss-sum-reduction loss-unbounded-below lr-too-high
     masked-softmax missing-zero-grad no-valid-targets nonfinite-input nonfinite-update norm-statistics-nonfinite
-    overflow step-on-scaled-gradients
+    overflow settings-swapped step-on-scaled-gradients
 stepping-stopped: domain-error loss-scale-overflow masked-softmax no-valid-targets nonfinite-input nonfinite-update
     norm-statistics-nonfinite overflow
 train-eval-gap: eval-input-scale norm-statistics-nonfinite running-stats-frozen running-stats-lost stochastic-eval
-    tiny-norm-batch train-eval-overlap
-units-without-gradient: constant-softmax dead-units eval-mode-training graph-cut zero-init
+    sum-stands-still tiny-norm-batch train-eval-overlap
+units-without-gradient: constant-softmax dead-units eval-mode-training gradient-underflow graph-cut zero-init
 vanishing-gradients: constant-input dead-units symmetric-init zero-init
+weight-decay-too-strong: norm-weight-decay
 """
 """The codes that explain each code, without those of the whole loss, which the codes of every other rule explain."""
 

@@ -156,3 +156,48 @@ def test_a_replay_shows_what_a_model_loses_and_holds(tmp_path: Path) -> None:
     assert (wrapped.kind, wrapped.site, wrapped.given) == ("wrapped", "<model>", (200, 100))
     assert str(wrapped.source).partition(":")[0].endswith("test_lost_numbers.py")
     assert (held.kind, held.function, held.exact) == ("rounded", "buffer places", 257)
+
+
+@pytest.mark.parametrize(
+    ("start", "added"),
+    [
+        (torch.tensor(256.0, dtype=torch.bfloat16), 1),
+        (torch.full((4,), 2048.0, dtype=torch.float16), torch.ones(4)),
+        (torch.tensor(2.0**24), 1),
+        (torch.tensor(2.0**24), torch.tensor(1)),
+    ],
+)
+def test_a_running_sum_that_no_longer_grows_is_lost(start: Tensor, added: Any) -> None:
+    def count() -> None:
+        total = start.clone()
+        total += added
+
+    (lost,) = lost_in(count)
+    assert (lost.kind, lost.given[1], lost.num_lost) == ("stagnant", 1.0, start.numel())
+
+
+@pytest.mark.parametrize(
+    ("start", "added"),
+    [
+        (torch.tensor(255.0, dtype=torch.bfloat16), 1),
+        (torch.tensor(256.0, dtype=torch.bfloat16), 0),
+        (torch.tensor(3.0), 1e-9),
+        (torch.tensor(2**24), 1),
+        (torch.tensor(256.0, dtype=torch.bfloat16, requires_grad=True) * 1, 1),
+    ],
+    ids=["room left", "nothing added", "tiny in fp32", "integers", "part of a graph"],
+)
+def test_a_sum_that_grows_or_counts_nothing_is_fine(start: Tensor, added: Any) -> None:
+    def count() -> None:
+        total = start.clone()
+        total += added
+
+    assert lost_in(count) == []
+
+
+def test_the_remainder_of_a_time_in_fp32_is_lost() -> None:
+    time = torch.tensor([1.7e9])
+    (lost,) = lost_in(lambda: time % 90.0)
+    assert (lost.is_angle, lost.given[1]) == (True, 90.0)
+    assert lost_in(lambda: time % 86400.0) == []
+    assert lost_in(lambda: time.double() % 90.0) == []

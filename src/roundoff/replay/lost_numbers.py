@@ -44,13 +44,20 @@ _COUNTS = frozenset({
 })  # fmt: skip
 """Functions whose result may count places in a narrow format from the beginning."""
 _ANGLES = frozenset({"sin", "cos", "sin_", "cos_"})
+_REMAINDERS = frozenset({"remainder", "fmod", "__mod__", "remainder_", "fmod_", "__imod__"})
+_COARSE = 0.1
+"""Numbers that are this part of a period apart leave nothing of where in it they are."""
 _MODULAR = frozenset({
     "remainder", "fmod", "__mod__", "__rmod__", "__imod__", "remainder_", "bitwise_and", "bitwise_or", "bitwise_xor",
     "bitwise_not", "bitwise_right_shift", "bitwise_left_shift", "__and__", "__or__", "__xor__", "__invert__",
     "__rshift__", "__lshift__", "__iand__", "__ixor__", "__ior__", "__irshift__", "__ilshift__", "where",
 })  # fmt: skip
 """Functions whose operands may wrap on purpose, as those of a hash; or of which not every number is used."""
-_NAMES = _ARITHMETIC | _CASTS | _COUNTS | _ANGLES | _MODULAR
+_SUMS_IN_PLACE = frozenset({"add_", "__iadd__"})
+_MAX_SUM_ELEMENTS = 2**16
+_STAGNANT = 0.5
+"""A sum stands still if this share of what was added to it has no effect."""
+_NAMES = _REMAINDERS | _ARITHMETIC | _CASTS | _COUNTS | _ANGLES | _MODULAR
 
 
 @dataclass(slots=True)
@@ -61,27 +68,43 @@ class _Followed:
     found: LostNumbers
 
 
+@dataclass(slots=True)
+class _SumBefore:
+    """A sum before something was added to it in place."""
+
+    sum: Tensor
+
+
 class LostNumbersFinder:
     """Looks at calls of torch functions.
 
     Args:
         waits: look at tensors on accelerators, too, which means to wait for them.
+        only_sums: look at nothing but running sums, which stand still late in a training.
     """
 
-    def __init__(self, *, waits: bool) -> None:
+    def __init__(self, *, waits: bool, only_sums: bool = False) -> None:
         self.failure: Exception | None = None
         """An error of ours, after which nothing is looked at any more."""
         self._waits = waits
+        self._wanted = _SUMS_IN_PLACE if only_sums else _NAMES
         self._found: list[LostNumbers] = []
         self._followed: dict[int, _Followed] = {}
 
     def wants(self, name: str) -> bool:
         """Return whether a call of a function is worth looking at."""
-        return name in _NAMES or bool(self._followed)
+        return name in self._wanted or bool(self._followed)
 
     def before(self, name: str, args: tuple[Any, ...]) -> Any:
         """Look at the arguments of a function that is about to be called; `after` is to be given the answer."""
-        return None if self.failure is not None else self._guard(lambda: self._widen(name, args))
+        if self.failure is not None:
+            return None
+        if name in _SUMS_IN_PLACE and _is_running_sum(args[0] if args else None):
+            return self._guard(lambda: _SumBefore(args[0].detach().clone()) if self._can_read(args[0]) else None)
+        return self._guard(lambda: self._widen(name, args))
+
+    def _can_read(self, x: Tensor) -> bool:
+        return self._waits or x.is_cpu
 
     def after(
         self,
@@ -143,6 +166,8 @@ class LostNumbersFinder:
         """Return what a call has lost, without its place."""
         if not _is_plain(result) or not 0 < result.numel() <= _MAX_ELEMENTS or not (self._waits or result.is_cpu):
             return None
+        if isinstance(wide, _SumBefore):
+            return _find_stagnant(name, wide.sum, args[1] if len(args) > 1 else None, kwargs.get("alpha", 1), result)
         if wide is not None and "out" not in kwargs:
             copies = [x.clone() if isinstance(x, Tensor) else x for x in wide]  # the call may write into them
             exact = function(*copies, **kwargs)
@@ -155,7 +180,7 @@ class LostNumbersFinder:
 
     def _note(self, lost: LostNumbers, result: Tensor) -> None:
         """Keep what was lost; if it may be on purpose, until the script has shown that it is not."""
-        if lost.is_angle:
+        if lost.is_angle or lost.kind == "stagnant":
             self._found.append(lost)
         else:
             self._followed[id(result)] = _Followed(ref(result), lost)
@@ -192,6 +217,31 @@ def _is_plain(x: Any) -> bool:
 
 def _is_small_and_whole(x: Tensor) -> bool:
     return _is_plain(x) and not x.is_floating_point() and x.numel() <= _MAX_ELEMENTS
+
+
+def _is_running_sum(x: Any) -> bool:
+    """Say whether this may be a sum that is kept from step to step: no part of a graph, in a format that rounds."""
+    is_sum = _is_plain(x) and x.is_floating_point() and not x.requires_grad and 0 < x.numel() <= _MAX_SUM_ELEMENTS
+    return is_sum and x.dtype in _LARGEST_EXACT
+
+
+def _find_stagnant(name: str, before: Tensor, added: Any, alpha: Any, result: Tensor) -> LostNumbers | None:
+    """Find a sum to which something is added without effect; in fp32, only whole numbers count."""
+    if not isinstance(added, (int, float, Tensor)) or (isinstance(added, Tensor) and not _is_plain(added)):
+        return None
+    more = torch.as_tensor(added).detach().cpu().double() * float(alpha)
+    more = more.expand_as(before) if more.dim() <= before.dim() else before.new_zeros(before.shape).double()
+    old, new = _on_host(before), _on_host(result)
+    counts = (more != 0) & more.isfinite() & old.isfinite() & (old.abs() > more.abs())
+    if before.dtype is torch.float32:
+        counts &= (more == more.round()) & (old == old.round())
+    lost = counts & (old == new)
+    num_lost, num_counted = int(lost.sum()), int(counts.sum())
+    if not num_lost or num_lost < _STAGNANT * int((more != 0).sum()) or not num_counted:
+        return None
+    one, other, got = (float(x[lost][0]) for x in (old, more, new))
+    found = _rounded_numbers(name, result, exact=one + other, got=got, num_lost=num_lost)
+    return replace(found, kind="stagnant", given=(one, other))
 
 
 def _find_wrapped(name: str, given: Sequence[Any], exact: Tensor, result: Tensor) -> LostNumbers | None:
@@ -279,7 +329,9 @@ def _lost_count(name: str, result: Tensor) -> LostNumbers | None:
 def _lost_angles(name: str, args: tuple[Any, ...]) -> LostNumbers | None:
     """Find sines and cosines of numbers whose neighbours in their format are a radian or more away."""
     x: Any = args[0] if name in _ANGLES and args else None
-    if not _is_plain(x) or x.dtype not in (torch.float16, torch.bfloat16) or not 0 < x.numel() <= _MAX_ELEMENTS:
+    if name in _REMAINDERS and len(args) == 2:
+        return _lost_remainder(name, *args)
+    if not _is_plain(x) or x.dtype not in _LARGEST_EXACT or not 0 < x.numel() <= _MAX_ELEMENTS:
         return None
     sizes, limit = x.detach().abs(), _LARGEST_EXACT[x.dtype]
     largest = float(sizes.max())
@@ -287,6 +339,19 @@ def _lost_angles(name: str, args: tuple[Any, ...]) -> LostNumbers | None:
         return None
     lost = _rounded_numbers(name, x, exact=largest, got=largest, num_lost=int((sizes >= limit).sum()))
     return replace(lost, is_angle=True)
+
+
+def _lost_remainder(name: str, x: Any, divisor: Any) -> LostNumbers | None:
+    """Find remainders of numbers that their format cannot tell apart within the divisor, such as times in fp32."""
+    is_read = _is_plain(x) and x.dtype in _LARGEST_EXACT and 0 < x.numel() <= _MAX_ELEMENTS
+    if not is_read or not isinstance(divisor, (int, float)) or not divisor:
+        return None
+    sizes, exact = x.detach().abs(), _LARGEST_EXACT[x.dtype]
+    largest, limit = float(sizes.max()), _COARSE * exact * abs(divisor)
+    if not limit <= largest < float("inf") or largest <= exact:
+        return None
+    lost = _rounded_numbers(name, x, exact=largest, got=largest, num_lost=int((sizes >= limit).sum()))
+    return replace(lost, is_angle=True, given=(largest, float(divisor)))
 
 
 def _on_host(x: Tensor) -> Tensor:

@@ -399,7 +399,7 @@ class TapeRecorder(FunctionMode):
         if kind.may_write and args and self._was_begun and not self.is_paused and self._is_part_of_state(args[0]):
             noted = self._before(func, args, kwargs)
         finder = self.lost_numbers
-        if finder is not None and not finder.wants(kind.name):
+        if finder is not None and (self.is_paused or not finder.wants(kind.name)):
             finder = None
         wide = None if finder is None else finder.before(kind.name, args)
         result = self._call(func, args, kwargs)

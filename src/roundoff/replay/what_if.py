@@ -141,7 +141,7 @@ def _changes_for(training: Training, tapes: Sequence[StepTape], sites: Sites, ba
     used = {id(x) for entry in entries if isinstance(entry, ModelEntry) for x in entry.module.parameters()}
     has_recipe = any(updates(optimizer, used) for optimizer in training.recipes())
     changes: list[Change] = []
-    if not has_recipe and _is_narrow(entries):
+    if not has_recipe and is_narrow(entries):
         module = None if bad_site is None else module_at(bad_site, training, sites)
         if module is not None and not _is_root(module, entries):
             changes.append(wide_site(module, str(bad_site)))
@@ -296,7 +296,8 @@ def _owner_of(entry: LoopEntry) -> Any:
     return getattr(entry.function, "__self__", None)
 
 
-def _is_narrow(entries: Sequence[Any]) -> bool:
+def is_narrow(entries: Sequence[Any]) -> bool:
+    """Say whether steps with these entries compute in a narrow format."""
     calls = [entry for entry in entries if isinstance(entry, (ModelEntry, FunctionEntry))]
     is_cast = any(enabled and dtype in NARROW for call in calls for _, enabled, dtype in call.ambient.autocast)
     models = [call.module for call in calls if isinstance(call, ModelEntry)]

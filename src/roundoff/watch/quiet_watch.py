@@ -162,6 +162,6 @@ class QuietWatch(Watch):
         if self.ignores_loop or not self._in_journal.is_on or not isinstance(owner, Optimizer):
             return False
         self.clock.zero_grad(owner)
-        self._uncleared.note_cleared()
+        self._uncleared.note_cleared(owner)
         self._journal.call("zero_grad", ZeroGradDetail(of=self._name_of(owner)))
         return True

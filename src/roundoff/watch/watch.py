@@ -150,6 +150,7 @@ class Watch(WatchedRun, LoopFollower):
         """Whether the open step began with a call of a model that was not known before."""
         self._tape.on_loss = self._see_loss_function
         self._tape.lost_numbers = LostNumbersFinder(waits=False)
+        self._running_sums = LostNumbersFinder(waits=False, only_sums=True)
         self._tape.on_scalar = self._detector.see_scalar
         self._tape.on_loop_value = self._see_loop_value
         self._tape.on_draw = self._see_draw
@@ -331,7 +332,7 @@ class Watch(WatchedRun, LoopFollower):
         tape, snapshots, step = self._tape, self._snapshots, self.clock.step
         self._has_ranks = num_ranks() > 1
         if not self.is_fully_watched:
-            tape.lost_numbers = None
+            tape.lost_numbers = self._running_sums
         is_due = self.is_fully_watched or snapshots.is_due(step)
         if is_due or tape.is_paused:
             if self.is_fully_watched or self._schedule.is_taped(step, snapshots):
@@ -672,6 +673,8 @@ class Watch(WatchedRun, LoopFollower):
         is_first = self.clock.microbatch == 0 or self._uncleared.is_due
         if self.is_fully_watched and is_first and backward.accumulates:
             self._in_facts(self._uncleared.backward_begins)
+        if self.is_fully_watched and backward.accumulates:
+            self._in_facts(self._uncleared.drop_cleared_left_over)
         self._in_journal(self._journal.call, "backward", backward.detail())
 
     def _see_loss(self, backward: BackwardCall) -> Tensor | None:
@@ -734,6 +737,7 @@ class Watch(WatchedRun, LoopFollower):
         )
         self._journal.call("step", detail)
         if not self.is_quiet:
+            detail.num_left_over, detail.left_by = self._uncleared.take_left_over(optimizer)
             self._uncleared.step_begins()
         self._stepping = (optimizer, detail)
 
@@ -766,12 +770,18 @@ class Watch(WatchedRun, LoopFollower):
         self._stepping = None
         self._in_checks(self._detector.see_update)
         if self.is_fully_watched:
-            self._in_facts(self._uncleared.note_used, attempt.optimizer)
+            self._in_facts(self._note_used, attempt.optimizer)
         self._tape.release()
         if self.clock.in_backward:
             self._stepped_in_backward = True
         elif not self._taping.in_scaler_step:
             self._end_attempt()
+
+    def _note_used(self, optimizer: Optimizer) -> None:
+        others = [other for other in self._training.optimizers if other is not optimizer]
+        self._uncleared.note_used(optimizer)
+        if others:
+            self._uncleared.note_left_over(optimizer, self._name_of(optimizer), others)
 
     def optimizer_skipped(self, optimizer: Optimizer) -> None:
         """Note an optimizer's step that a scaler has skipped."""
@@ -808,12 +818,12 @@ class Watch(WatchedRun, LoopFollower):
 
     def _write_call(self, call: LoopCall) -> None:
         if call.kind == "zero_grad" and isinstance(call.owner, Optimizer):
-            self._uncleared.note_cleared()
+            self._uncleared.note_cleared(call.owner)
             self._journal.call("zero_grad", ZeroGradDetail(of=self._name_of(call.owner)))
             return
         detail = unread_detail(cast(CallDetail, call.detail))
         if call.kind == "zero_grad":
-            self._uncleared.note_cleared()
+            self._uncleared.note_cleared(call.owner)
         elif isinstance(detail, EpochDetail):
             content = dataset_content(call.owner.dataset)
             copied = copied_generators(call.owner.dataset) if detail.num_workers else ()

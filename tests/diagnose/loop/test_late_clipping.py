@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from roundoff.diagnose.loop.late_clipping import late_clipping
-from tests.run_folders import call, calls_by_step, write_run
+from roundoff.diagnose.loop.late_clipping import late_clipping, low_clipping
+from roundoff.runs import Metrics, OptimizerFacts, Run, Structure
+from tests.run_folders import call, calls_by_step, parameter_rows, write_run
 
 ZERO, BACKWARD, STEP = call("zero_grad"), call("backward"), call("step", optimizer="SGD")
 CLIP = call("clip", max_norm=1.0, total_norm=5.0)
@@ -56,3 +58,26 @@ def test_the_norms_are_named(tmp_path: Path) -> None:
         "in 3 steps the gradients were clipped only after the optimizer had stepped (in step 0 from 5 to 1)"
         in found.why
     )
+
+
+def clipped(folder: Path, norm: float, limit: float, *, group: dict[str, Any], ratio: float = 1e-6) -> Run:
+    steps = [[call("clip", total_norm=norm, max_norm=limit), call("step", optimizer="SGD")]] * 20
+    rows = [{"step": s, "parameter": "w", "l2": 2.0, "grad_l2": limit, "update_l2": 2 * ratio} for s in range(20)]
+    structure = Structure(step=0, optimizers=(OptimizerFacts(name="SGD", groups=(group,)),))
+    metrics = [Metrics(step=s, loss=1.0) for s in range(20)]
+    return write_run(folder / "run", calls_by_step(steps), structure, parameter_rows(rows), metrics)
+
+
+def test_a_limit_far_below_the_norm_is_reported(tmp_path: Path) -> None:
+    (finding,) = low_clipping(clipped(tmp_path, 5.0, 1e-3, group={"lr": 0.1}))
+    assert finding.rule == "clip-too-low"
+    assert finding.fix == "raise max_norm from 0.001 to about 5, or leave the clipping out"
+
+
+@pytest.mark.parametrize(
+    ("norm", "limit", "group", "ratio"),
+    [(5.0, 1.0, {"lr": 0.1}, 1e-6), (5.0, 1e-3, {"betas": [0.9, 0.99]}, 1e-6), (5.0, 1e-3, {"lr": 100.0}, 0.1)],
+    ids=["ordinary", "Adam divides by it", "the weights move"],
+)
+def test_other_limits_are_silent(tmp_path: Path, norm: float, limit: float, group: Any, ratio: float) -> None:
+    assert low_clipping(clipped(tmp_path, norm, limit, group=group, ratio=ratio)) == []

@@ -31,3 +31,14 @@ def test_the_copy_is_named_in_a_note_since_it_may_be_meant_to_stay(tmp_path: Pat
 @pytest.mark.parametrize("changes", [{"has_moved": True}, {"model_has_moved": False}, {"inputs": ("a", "b")}])
 def test_copies_that_follow_and_references_are_fine(tmp_path: Path, changes: dict[str, Any]) -> None:
     assert stale_targets(run_with(tmp_path / "run", **changes)) == []
+
+
+def test_a_copy_that_always_has_the_weights_of_the_model_is_reported(tmp_path: Path) -> None:
+    run = run_with(tmp_path / "run", has_moved=True, num_calls=129, num_pairs=2, num_current=2)
+    finding = only(stale_targets, run)
+    assert (finding.rule, finding.severity) == ("target-always-current", Severity.WARNING)
+
+
+def test_a_copy_that_was_current_now_and_then_is_fine(tmp_path: Path) -> None:
+    run = run_with(tmp_path / "run", has_moved=True, num_calls=257, num_pairs=3, num_current=2)
+    assert stale_targets(run) == []

@@ -95,3 +95,47 @@ def test_counts_gradients_that_one_evaluation_of_a_closure_leaves_to_the_next() 
     assert carried_between_evaluations(lambda optimizer: None) == 2
     assert carried_between_evaluations(lambda optimizer: optimizer.zero_grad()) == 0
     assert carried_between_evaluations(lambda optimizer: optimizer.zero_grad(set_to_none=False)) == 0
+
+
+def test_another_optimizer_that_clears_and_steps_first_hides_nothing() -> None:
+    other = nn.Linear(2, 1)
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (MODEL, other)]
+    carried = UnclearedGradients()
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+    for _ in range(2):
+        optimizers[0].zero_grad()
+        carried.note_cleared(optimizers[0])
+        carried.backward_begins()
+        other(MODEL(torch.ones(4, 3))).square().sum().backward()
+        numbers = []
+        for optimizer in optimizers:
+            numbers.append(carried.num_in(optimizer))
+            optimizer.step()
+            carried.note_used(optimizer)
+    assert numbers == [0, 2]
+
+
+def left_over_after(clearing: Callable[[torch.optim.Optimizer], object], *, same_loss: bool = False) -> int:
+    """Return how many gradients of a critic are left from the loss of its actor when it steps."""
+    actor, critic = nn.Linear(3, 2), nn.Linear(2, 1)
+    first, second = (torch.optim.SGD(model.parameters(), lr=0.1) for model in (actor, critic))
+    gradients = UnclearedGradients()
+    critic(actor(torch.ones(4, 3))).square().sum().backward()
+    first.step()
+    gradients.note_left_over(first, "SGD", [second])
+    clearing(second)
+    gradients.drop_cleared_left_over()
+    if not same_loss:
+        critic(torch.ones(4, 2)).square().sum().backward()
+    return gradients.take_left_over(second)[0]
+
+
+def test_counts_gradients_that_the_loss_of_another_optimizer_left() -> None:
+    assert left_over_after(lambda optimizer: None) == 2
+
+
+def test_gradients_that_were_cleared_or_are_of_one_loss_are_not_left_over() -> None:
+    assert left_over_after(lambda optimizer: optimizer.zero_grad()) == 0
+    assert left_over_after(lambda optimizer: optimizer.zero_grad(set_to_none=False)) == 0
+    assert left_over_after(lambda optimizer: None, same_loss=True) == 0

@@ -15,12 +15,13 @@ from roundoff.diagnose.parameter_histories import ParameterHistory, parameter_hi
 from roundoff.diagnose.rule import Code, error, on_first_rank, rule
 from roundoff.diagnose.step_flow import root_mean_square
 from roundoff.diagnose.wording import format_short
-from roundoff.runs import Finding, ModuleFacts, Run, Severity, TensorFacts
+from roundoff.runs import Event, Finding, ModuleFacts, Run, Severity, TensorFacts
 from roundoff.runs.records.event import bare_name
 from roundoff.words import plural
 
 LARGE, VERY_LARGE = 50.0, 300.0
 """Root mean squares of an input: raw pixels are large, standardized values times a thousand are very large."""
+_NORMS = ("native_batch_norm", "_native_batch_norm_legit", "native_layer_norm", "native_group_norm", "cudnn_batch_norm")
 _PRODUCTS = ("addmm", "mm", "bmm", "baddbmm", "convolution", "linear", "matmul", "mkldnn_rnn_layer", "lstm", "gru")
 _MIN_COLLISIONS = 3
 Seen = Sequence[tuple[int, TensorFacts]]
@@ -166,11 +167,21 @@ def _meets_a_weight(run: Run, rank: int, size: float, count: int) -> bool:
     if not given:
         return True
     first = [event for event in given if event.op_name == given[0].op_name and event.site == given[0].site]
+    if _is_normalized(events, given[0]):
+        return False
     if any(root_mean_square(event) >= LARGE / 2 for event in first):
         return True
     return any(
         event.num_elements == count and math.isclose(root_mean_square(event), size, rel_tol=0.5) for event in given
     )
+
+
+def _is_normalized(events: Sequence[Event], product: Event) -> bool:
+    """Say whether a norm reads the result of the first product: then the size of the input does not matter."""
+    made = {
+        e.hash for e in events if e.op == product.op and e.site == product.site and not e.output.startswith("input")
+    }
+    return any(bare_name(e.op) in _NORMS and e.output.startswith("input") and e.hash in made for e in events)
 
 
 def _by_model(inputs: dict[str, list[tuple[int, TensorFacts]]]) -> dict[str, dict[str, Seen]]:

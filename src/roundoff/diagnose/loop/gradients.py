@@ -8,15 +8,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from roundoff.diagnose import needs
-from roundoff.diagnose.loop_facts import loop_steps, targets_of
+from roundoff.diagnose.loop_facts import loop_steps, targets_of, training_epochs
 from roundoff.diagnose.rule import Code, FaultEffect, error, on_first_rank, rule
 from roundoff.diagnose.wording import format_short, format_whole
-from roundoff.runs import BackwardDetail, BatchFacts, Call, ClipDetail, Finding, JsonValue, Run, StepDetail
+from roundoff.runs import BackwardDetail, BatchFacts, Call, ClipDetail, Finding, JsonValue, Run, Severity, StepDetail
 from roundoff.words import plural
 
 _MIN_STEPS = 2
 _MIN_SHARE = 0.5
 """Of the observed steps: what happens only now and then is intended."""
+_MUCH_LOST = 0.1
 
 
 @rule(
@@ -44,6 +45,14 @@ _MIN_SHARE = 0.5
         "in at least half of the steps of the only optimizer.",
         fix="Call `zero_grad` once per step, after `optimizer.step()`.",
     ),
+    Code(
+        name="accumulation-remainder",
+        means="Gradients are accumulated over several microbatches, and the last ones of each epoch do not fill a "
+        "step: their gradients are cleared when the next epoch begins, and these samples count for nothing.",
+        detected="The order of calls: at the end of each pass through the DataLoader there are backwards with no step "
+        "after them before zero_grad.",
+        fix="Step also after the last microbatch: `if (i + 1) % k == 0 or i + 1 == len(loader)`.",
+    ),
     order=640,
     checks="gradients cleared too early or never",
     needs=[needs.optimizer_steps],
@@ -52,7 +61,7 @@ _MIN_SHARE = 0.5
 def wrongly_cleared_gradients(run: Run, rank: int) -> Finding | None:
     """Find gradients that several steps use again, and gradients that are cleared before the step that needs them."""
     found = _find_cleared_early(run, rank) or _find_never_cleared(run, rank) or _find_carried_in_closure(run, rank)
-    return found or _find_thrown_away(run, rank)
+    return found or _find_thrown_away(run, rank) or _find_remainder(run, rank)
 
 
 def _steps_by_optimizer(run: Run, rank: int) -> dict[object, list[Call]]:
@@ -171,6 +180,37 @@ def _find_thrown_away(run: Run, rank: int) -> Finding | None:
             {"steps": [attempt.step for attempt in lost[:20]], "num_steps": len(lost), "num_observed": len(attempts)},
             {"backwards": first.num_backwards, "num_lost": first.num_lost},
         ),
+    )
+
+
+def _find_remainder(run: Run, rank: int) -> Finding | None:
+    """Find the same number of backwards that is cleared without a step, each time when an epoch begins."""
+    if any(len(look.optimizers) > 1 for look in run.structures(rank=rank)):
+        return None
+    begins = {epoch.first_step for epoch in training_epochs(run, rank)[1:]}
+    attempts = list(_attempts(run, rank))
+    lost = [attempt for attempt in attempts if attempt.num_lost]
+    whole = [attempt.num_backwards for attempt in attempts if not attempt.num_lost]
+    if len(lost) < _MIN_STEPS or not whole or len({(one.num_lost, one.num_backwards) for one in lost}) > 1:
+        return None
+    of_epoch = next((epoch.detail.num_batches for epoch in training_epochs(run, rank)), None)
+    is_at_begin = all(begins & {attempt.step, attempt.step + 1} for attempt in lost)
+    num_lost, num_whole = lost[0].num_lost, max(whole)
+    if not is_at_begin or num_whole < 2 or num_lost >= num_whole or not of_epoch or of_epoch % num_whole != num_lost:
+        return None
+    return Finding(
+        rule="accumulation-remainder",
+        severity=Severity.WARNING if num_lost >= _MUCH_LOST * of_epoch else Severity.NOTE,
+        confidence=0.9,
+        step=lost[0].step,
+        rank=rank,
+        phase="backward",
+        title=f"the last {num_lost} of {of_epoch} microbatches of each epoch are thrown away",
+        why=f"the optimizer steps after every {plural(num_whole, 'backward')}, and an epoch has "
+        f"{plural(of_epoch, 'batch', 'batches')}: {num_lost} are left at its end, whose gradients zero_grad clears "
+        f"before any step uses them; this happened at the begin of {plural(len(lost), 'epoch')}",
+        fix=f"step also after the last batch: if (i + 1) % {num_whole} == 0 or i + 1 == len(loader)",
+        evidence=({"steps": [attempt.step for attempt in lost[:20]], "batches": of_epoch},),
     )
 
 

@@ -1,10 +1,12 @@
-"""Gradients that are clipped when it does nothing: after the step that used them, or before there are any."""
+"""Gradients that are clipped at the wrong place: after the step, before backward; or to almost nothing."""
 
 from __future__ import annotations
 
 import math
+from statistics import median
 
 from roundoff.diagnose import needs
+from roundoff.diagnose.loop.learning_rate import movements
 from roundoff.diagnose.loop_facts import loop_steps
 from roundoff.diagnose.rule import Code, FaultEffect, error, on_first_rank, rule
 from roundoff.diagnose.wording import format_short
@@ -95,6 +97,58 @@ def _early_clipping(run: Run, rank: int) -> Finding | None:
         "optimizer used them as backward left them",
         fix="clip between backward and optimizer.step()",
         evidence=({"steps": [call.step for call in early[:20]], "num_steps": len(early), "total_norm": 0.0},),
+    )
+
+
+_MANY_TIMES, _NEARLY_ALL, _MIN_CLIPS = 50.0, 0.9, 10
+_LITTLE_TRAVEL = 0.1
+_SCALE_FREE = ("betas", "alpha", "rho", "lambd", "etas")
+"""Settings of optimizers that divide gradients by their size, so that a factor on all of them hardly matters."""
+
+
+@rule(
+    Code(
+        name="clip-too-low",
+        means="Gradients are clipped to a small fraction of their norm in every step, so the weights hardly move.",
+        fix="Raise `max_norm` to about the norm that gradients usually have; 1.0 is common.",
+        follows_from=("clip-before-unscale",),
+        leads_to=(FaultEffect.STOPS_LEARNING,),
+    ),
+    order=637,
+    checks="gradients clipped to almost nothing",
+    needs=[needs.calls("clip", missing="no gradient is clipped"), needs.measured_parameters],
+)
+@on_first_rank
+def low_clipping(run: Run, rank: int) -> Finding | None:
+    """Find a limit far below the norm of the gradients in nearly all steps, with which the weights hardly move.
+
+    Adam and its like divide gradients by their size: there a low limit does no harm by itself.
+    """
+    groups = [group for look in run.structures(rank=rank)[-1:] for each in look.optimizers for group in each.groups]
+    clips = [(call.step, call.detail_as(ClipDetail)) for call in run.calls(rank=rank) if call.call == "clip"]
+    norms = [(step, c.total_norm, c.max_norm) for step, c in clips if c.total_norm and c.max_norm]
+    if not groups or len(norms) < _MIN_CLIPS or any(name in group for group in groups for name in _SCALE_FREE):
+        return None
+    if sum(norm > _MANY_TIMES * limit for _, norm, limit in norms) < _NEARLY_ALL * len(clips):
+        return None
+    moved = movements(run, rank)
+    num_steps = max((metric.step for metric in run.metrics(rank=rank)), default=0) + 1
+    travel = median(one.ratio for one in moved) * num_steps if moved else 1.0
+    if travel > _LITTLE_TRAVEL:
+        return None
+    usual, limit = median(norm for _, norm, _ in norms), norms[0][2]
+    return error(
+        rule="clip-too-low",
+        confidence=0.9,
+        step=norms[0][0],
+        rank=rank,
+        phase="optimizer",
+        title="gradients are clipped to almost nothing",
+        why=f"the norm of the gradients is {format_short(usual)} (median of {plural(len(norms), 'recorded step')}); "
+        f"clipping leaves {format_short(limit)}, a {format_short(usual / limit)}th of it; all "
+        f"{plural(num_steps, 'step')} together move the weights by at most {format_short(travel)} of their size",
+        fix=f"raise max_norm from {limit:g} to about {format_short(usual)}, or leave the clipping out",
+        evidence=({"norm": usual, "limit": limit, "travel": travel},),
     )
 
 

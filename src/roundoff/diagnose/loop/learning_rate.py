@@ -64,6 +64,8 @@ _LARGE_RATIO, _MIN_LARGE = 0.4, 2
 _WHOLE_RATIO = 0.8
 _MANY_ORDINARY = 20
 """A single update of this size has replaced the weights."""
+_MANY_TIMES_OVER, _GROWN = 2.0, 1.5
+"""What the first updates come to together, and how much the weights have grown after them, relative to the start."""
 _WORSE, _NOT_BETTER, _MUCH_BETTER = 3.0, 0.8, 0.4
 """Losses relative to the first: the worst in between, and the last ones."""
 
@@ -94,7 +96,8 @@ def zero_rates(run: Run, rank: int) -> Finding | None:
         return _zero_finding(leading[1], f"{until}; a warm-up may start at 0, but only for one step", rank, leading)
     metrics = [metric for metric in run.metrics(rank=rank) if metric.lr is not None]
     trailing = [metric.step for metric in takewhile(lambda metric: metric.lr == 0, reversed(metrics))]
-    if len(trailing) >= max(_LATE_ZERO, _LATE_SHARE * len(metrics)) and not moved.intersection(trailing):
+    # The line of a step has the rate after it, which its schedule may just have set to 0.
+    if len(trailing) >= max(_LATE_ZERO, _LATE_SHARE * len(metrics)) and not moved.intersection(trailing[:-1]):
         return _zero_finding(
             trailing[-1], "from there to the end: the schedule ended before the training", rank, trailing
         )
@@ -192,11 +195,13 @@ def large_rates(run: Run, rank: int) -> Finding | None:
     moved = movements(run, rank)
     if _have_no_rate(run, rank):
         return None
+    metrics = run.metrics(rank=rank)
     large = [one for one in moved if one.ratio >= _LARGE_RATIO]
+    if len(large) < _MIN_LARGE and (found := _find_replaced(moved, metrics, rank)) is not None:
+        return found
     if not large:
         return None
     first = large[0]
-    metrics = run.metrics(rank=rank)
     harm = _describe_rise(metrics, first)
     if len(large) < _MIN_LARGE and (harm is None or first.ratio < _WHOLE_RATIO):
         return None  # a single one may come from a single batch
@@ -223,6 +228,32 @@ def large_rates(run: Run, rank: int) -> Finding | None:
             {"ratio": first.ratio, "growth": growth, "steps": [one.step for one in large], "num_steps": len(large)},
             {"lr": lr, "num_observed": len(moved), "last_step": moved[-1].step},
         ),
+    )
+
+
+def _find_replaced(moved: Sequence[Movement], metrics: Sequence[Metrics], rank: int) -> Finding | None:
+    """Find weights that the first steps replaced several times over, and a loss that never fell after that."""
+    first_ones = moved[:_MANY_ORDINARY]
+    if not first_ones or first_ones[0].step or first_ones[-1].step >= 2 * _MANY_ORDINARY:
+        return None
+    start = max(first_ones[0].weights - first_ones[0].update, first_ones[0].weights / 2)
+    travel, growth = sum(one.update for one in first_ones) / start, first_ones[-1].weights / start
+    harm = _describe_standstill(metrics, first_ones[0])
+    if travel < _MANY_TIMES_OVER or growth < _GROWN or harm is None:
+        return None
+    lr = metrics[0].lr
+    return error(
+        rule="lr-too-high",
+        confidence=0.8,
+        step=first_ones[0].step,
+        rank=rank,
+        phase="optimizer",
+        title="the learning rate is too high",
+        why=f"the updates of the first {plural(len(first_ones), 'step')} together are {format_short(travel)} times as "
+        f"large as the weights at the start{'' if lr is None else f' (learning rate {format_short(lr)})'}, and the "
+        f"weights have grown {format_short(growth)} times: nothing is left of what they were; {harm}",
+        fix="lower the learning rate 10 to 100 times; updates of about a thousandth of the weights are usual",
+        evidence=({"travel": travel, "growth": growth},),
     )
 
 

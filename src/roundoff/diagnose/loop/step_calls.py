@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from roundoff.diagnose import needs
-from roundoff.diagnose.loop_facts import LoopStep, loop_steps
+from roundoff.diagnose.loop_facts import LoopStep, loop_steps, training_epochs
 from roundoff.diagnose.rule import Code, FaultEffect, error, on_first_rank, rule
 from roundoff.diagnose.wording import format_short
 from roundoff.runs import (
@@ -224,10 +224,13 @@ def _find_too_fast(run: Run, rank: int) -> Finding | None:
     if not rates:
         return None
     peak = max(lr for _, lr in rates)
-    after = rates[[lr for _, lr in rates].index(peak) :]
+    after = rates[next(place for place, (_, lr) in enumerate(rates) if lr >= peak * (1 - 1e-6)) :]
     batches = _num_batches(steps)
     name = str(scheduled[0].detail_as(SchedulerDetail).scheduler)
     course = _describe_fall(after, peak, batches) or _describe_cycles([lr for _, lr in after], peak, name)
+    length = next((found for call in scheduled if (found := call.detail_as(SchedulerDetail).length)), None)
+    if course is not None and length is not None:
+        course += f"; its length is {plural(length, 'step')}" + _describe_unit(length, len(training_epochs(run, rank)))
     if course is None:
         return None
     fell = next((step for step, lr in after if lr <= _fall_limit(peak)), after[-1][0])
@@ -264,6 +267,10 @@ def _describe_fall(after: Sequence[tuple[int, float]], peak: float, batches: int
         f"{format_short(last)} at the end, and was below a thousandth of its peak for {len(small)} of "
         f"{plural(len(after), 'step')}"
     )
+
+
+def _describe_unit(length: int, num_epochs: int) -> str:
+    return ", which is the number of epochs" if length == num_epochs else ""
 
 
 def _fall_limit(peak: float) -> float:

@@ -8,7 +8,7 @@ from roundoff.diagnose import needs
 from roundoff.diagnose.rule import Code, error, rule
 from roundoff.diagnose.step_flow import first_rank
 from roundoff.diagnose.wording import format_short
-from roundoff.runs import AveragesProbe, AverageTwinProbe, Finding, ParameterFacts, Run, Structure, object_of
+from roundoff.runs import AveragesProbe, AverageTwinProbe, Finding, ParameterFacts, Run, Severity, Structure, object_of
 from roundoff.words import join_names, plural
 
 _MAX_STILL = 2e-5
@@ -129,6 +129,52 @@ def _average_finding(probe: AveragesProbe, *, title: str, why: str, fix: str) ->
         fix=fix,
         evidence=(object_of(probe),),
     )
+
+
+_OBSERVED_STEPS = 15
+_WEIGHTED_STEPS = 12.0
+"""Weights that move evenly from step 0 on are so many times farther from their average, in the observed steps."""
+_HARDLY = 0.1
+
+
+@rule(
+    Code(
+        name="average-too-slow",
+        means="The decay of the average (EMA) is so close to 1 that it still consists of the initial weights when the "
+        "training ends.",
+        fix="Use a decay that fits the number of steps, or one that grows: `min(decay, (1 + step) / (10 + step))`.",
+        follows_from=("ema-broken",),
+    ),
+    order=332,
+    checks="averages of the weights that are too slow for the training",
+    needs=[needs.probe(AveragesProbe, missing="no average of the weights was seen")],
+)
+def slow_averages(run: Run) -> Finding | None:
+    """Find an evaluated average that moved so little in the first steps that all steps cannot bring it along."""
+    num_steps = max((metric.step for metric in run.metrics(rank=first_rank(run))), default=0) + 1
+    for probe in run.probes(AveragesProbe):
+        for copy in probe.copies if probe.moved else ():
+            share = copy.moved / probe.moved / _WEIGHTED_STEPS
+            is_slow = 0 < share * num_steps < _HARDLY and copy.moved > _MAX_STILL * probe.moved
+            if is_slow and copy.num_writes >= _OBSERVED_STEPS:
+                is_evaluated = bool(run.probes(AverageTwinProbe))
+                return Finding(
+                    rule="average-too-slow",
+                    severity=Severity.WARNING if is_evaluated else Severity.NOTE,
+                    confidence=0.85,
+                    step=probe.step,
+                    phase="optimizer",
+                    parameter=probe.parameter,
+                    title="the average of the weights is still close to the initial ones when the training ends",
+                    why=f"while {probe.parameter} moved by {format_short(probe.moved)}, its average moved by "
+                    f"{format_short(copy.moved)}, which is that of a decay of about {1 - share:.5g}; in "
+                    f"{plural(num_steps, 'step')} it keeps about {(1 - share) ** num_steps:.0%} of the initial "
+                    f"weights{', and the average is what is evaluated' if is_evaluated else ''}",
+                    fix=f"use a smaller decay, such as {max(0.5, 1 - 10 / num_steps):.3g} for so many steps, or one "
+                    "that grows: min(decay, (1 + step) / (10 + step))",
+                    evidence=(object_of(probe),),
+                )
+    return None
 
 
 @rule(

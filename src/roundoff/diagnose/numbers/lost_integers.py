@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 from roundoff.diagnose import needs
 from roundoff.diagnose.rule import Code, error, on_first_rank, rule
-from roundoff.diagnose.wording import FORMATS
+from roundoff.diagnose.wording import FORMATS, eps_of
 from roundoff.runs import Finding, LostNumbers, Run
 
 _LARGEST_EXACT = {"float16": 2**11, "bfloat16": 2**8, "float32": 2**24}
@@ -101,6 +102,13 @@ def _rounded_finding(lost: LostNumbers, rank: int) -> Finding:
     if lost.is_counter or lost.exact != lost.result:
         title = f"positions are rounded to {name}, so that different ones become the same"
         seen = f"{lost.exact or 0.0:.0f}, the first position that is lost, becomes {lost.result or 0.0:.0f}"
+    elif len(lost.given) == 2:
+        title = f"times or positions in {name} are farther apart than the period asks for"
+        gap = 2.0 ** math.floor(math.log2(lost.given[0])) * eps_of(lost.dtype)
+        seen = (
+            f"the remainder by {lost.given[1]:g} is taken of numbers up to {lost.given[0]:.10g}, where neighbours in "
+            f"{name} are {gap:g} apart"
+        )
     else:
         title = f"angles are rounded to {name}, by a radian or more"
         seen = f"{lost.function} is taken of numbers up to {lost.exact or 0.0:.0f}"
@@ -110,7 +118,9 @@ def _rounded_finding(lost: LostNumbers, rank: int) -> Finding:
         title=title,
         why=f"{name} represents every integer only up to {limit}; in {lost.function}, {seen}; {lost.num_lost} of "
         f"{lost.num_elements} numbers are affected",
-        fix="compute positions and angles in fp32 (x.float(), with torch.autocast off around them), and cast only "
+        fix="compute times, positions and angles in fp64 or integers, or subtract their origin first; then cast"
+        if lost.dtype == "float32"
+        else "compute positions and angles in fp32 (x.float(), with torch.autocast off around them), and cast only "
         "their sines and cosines",
         evidence=evidence,
     )

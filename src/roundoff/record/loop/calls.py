@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from roundoff.kernels.host_copies import LateNumber
+from roundoff.record.loop.schedule_plan import NO_PLAN, plan_of
 from roundoff.runs import (
     CallDetail,
     CallKind,
@@ -187,6 +188,7 @@ def describe_reading(result: Any, file: Any = None, *_: Any, **__: Any) -> LoopC
     detail = ReadDetail(
         optimizer_states=tuple(found),
         optimizer_rates=tuple(sorted(rate for rate in rates if isinstance(rate, (int, float)))),
+        schedule_positions=tuple(_schedule_positions(result, depth=3)),
     )
     return LoopCall("read", file, detail)
 
@@ -202,13 +204,30 @@ def _optimizer_states(value: Any, place: str, *, depth: int) -> Iterator[tuple[s
             yield from _optimizer_states(item, str(key), depth=depth - 1)
 
 
+def _schedule_positions(value: Any, *, depth: int) -> Iterator[int]:
+    """Yield how far each scheduler was whose state is in what was read."""
+    if type(value) is not dict:
+        return
+    if isinstance(value.get("last_epoch"), int) and "_step_count" in value:
+        yield value["last_epoch"]
+    elif depth:
+        for item in value.values():
+            yield from _schedule_positions(item, depth=depth - 1)
+
+
 def describe_scheduler(result: Any, scheduler: Any, *_: Any, **__: Any) -> LoopCall:
     """Describe the step of a learning-rate scheduler."""
     groups = getattr(getattr(scheduler, "optimizer", None), "param_groups", [])
+    position = getattr(scheduler, "last_epoch", None)
+    is_initial = is_initial_step(scheduler)
+    plan = plan_of(scheduler) if position == 1 and not is_initial else NO_PLAN
     detail = SchedulerDetail(
         scheduler=type(scheduler).__name__,
-        initial=is_initial_step(scheduler),
+        initial=is_initial,
         lr=tuple(_detach(group.get("lr")) for group in groups),
+        position=position if isinstance(position, int) else None,
+        length=plan.length,
+        peak=plan.peak,
     )
     return LoopCall("scheduler", scheduler, detail)
 

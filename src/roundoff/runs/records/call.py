@@ -73,6 +73,11 @@ class StepDetail:
     """Whether the optimizer had no state yet."""
     num_carried_in_closure: int = optional_field(0)
     """How many parameters still had the gradient of one evaluation of the closure when the next one added its own."""
+    num_left_over: int = optional_field(0)
+    """How many parameters still had the gradient of a loss that another optimizer stepped for, when the next one was
+    added."""
+    left_by: str | None = optional_field(None)
+    """That optimizer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +89,12 @@ class SchedulerDetail:
     initial: bool = False
     """Whether it is the step that the scheduler takes when it is made."""
     lr: tuple[float | None, ...] = ()
+    position: int | None = optional_field(None)
+    """Its `last_epoch` after the step."""
+    length: int | None = optional_field(None)
+    """After so many of its steps the rate is meant to have come down for good; said with its first step."""
+    peak: int | None = optional_field(None)
+    """After so many of its steps the rate is meant to be highest, where it rises at first; said with its first step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +136,8 @@ class ReadDetail:
     """The keys under which it found the state of an optimizer."""
     optimizer_rates: tuple[float, ...] = ()
     """The learning rates in those states."""
+    schedule_positions: tuple[int, ...] = optional_field(())
+    """The `last_epoch` of each learning-rate scheduler whose state it found."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -263,6 +263,10 @@ class TargetTwinProbe:
     model_has_moved: bool
     inputs: tuple[str, ...]
     """The hashes of its first inputs."""
+    num_pairs: int = 0
+    """How often two calls in a row were looked at."""
+    num_current: int = 0
+    """In how many of those pairs it had the weights of the model both times, and the model had moved in between."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -103,7 +103,8 @@ class LostNumbers:
     """One call, or one tensor, in which whole numbers become others: they wrap around, or are rounded together."""
 
     step: int
-    kind: Literal["wrapped", "rounded"]
+    kind: Literal["wrapped", "rounded", "stagnant"]
+    """`stagnant`: something was added in place, and the sum stayed as it was."""
     function: str
     """`mul`, `to`; `buffer` or `input` where it is not known what computed the numbers."""
     site: str

@@ -21,7 +21,7 @@ _MAX_MODELS = 8
 _MAX_ELEMENTS = 2**24
 _MAX_INPUTS = 16
 _FIRST_LOOK = 64
-"""Calls until a copy is looked at; then again after twice as many each time."""
+"""Calls until a copy is looked at, and at the next one; then again after twice as many each time."""
 
 
 @dataclass(slots=True)
@@ -34,6 +34,10 @@ class _Twin:
     num_calls: int = 0
     next_look: int = _FIRST_LOOK
     inputs: list[str] = field(default_factory=list)
+    model: tuple[int, ...] = ()
+    """The model's weights at the call before, where that was looked at."""
+    num_pairs: int = 0
+    num_current: int = 0
 
 
 class TargetTwins:
@@ -66,14 +70,23 @@ class TargetTwins:
         trained = [x for reference in known.trained if (x := reference()) is not None]
         if len(trained) < len(known.start):
             return None
-        known.next_look *= 2
+        copy, model = _hashes(module.parameters()), _hashes(trained)
+        if known.num_calls % _FIRST_LOOK == 0:
+            known.next_look += 1  # is it current at two calls, between which the model has moved?
+            known.model = model if copy == model else ()
+            known.num_pairs += 1
+        else:
+            known.next_look = 2 * (known.next_look - 1)
+            known.num_current += bool(known.model) and known.model != model == copy
         return TargetTwinProbe(
             step=step,
             site=self._sites.names[self._sites.of_module(module, 0)],
             parameter=self._sites.of_parameter(trained[0])[1],
             num_calls=known.num_calls,
-            has_moved=_hashes(module.parameters()) != known.start,
-            model_has_moved=_hashes(trained) != known.start,
+            has_moved=copy != known.start,
+            model_has_moved=model != known.start,
+            num_pairs=known.num_pairs,
+            num_current=known.num_current,
             inputs=tuple(known.inputs),
         )
 

@@ -18,6 +18,8 @@ from roundoff.replay.player import OutOfTime, replay_sources
 from roundoff.replay.replayed_step import ReplayedCodeRaised, ReplayedStep, cut_batch, forward_facts, mean_loss
 from roundoff.replay.snapshots import ReplayPath
 from roundoff.replay.state import Training
+from roundoff.replay.step_tape import flatten_entries
+from roundoff.replay.what_if import is_narrow
 from roundoff.runs import EvalModeProbe, Failure, HalfBatchProbe, HalvedTerm, OverfitProbe, Probe, RandomOp, RunWriter
 from roundoff.torch_private import DispatchMode, calls_of_modules, push_mode, remove_mode
 from roundoff.watch.probes.axes import axes
@@ -85,7 +87,10 @@ class LastStepProbes:
 
 def _probes_for(step: ReplayedStep, *, is_suspicious: bool) -> dict[str, RunProbe]:
     """Return the probes that make sense for a step, by name, in the order in which to run them."""
-    probes: dict[str, RunProbe] = {"eval-mode": _eval_mode, "half-batch": _half_batch}
+    probes: dict[str, RunProbe] = {}
+    if is_narrow(list(flatten_entries(step.tape.entries))):
+        probes["wide"] = fp64_step  # what it tells is the likeliest cause then, and time may run out
+    probes |= {"eval-mode": _eval_mode, "half-batch": _half_batch}
     if is_suspicious:
         probes["overfit"] = _overfit
     if not step.rounds_on_purpose:
@@ -95,7 +100,7 @@ def _probes_for(step: ReplayedStep, *, is_suspicious: bool) -> dict[str, RunProb
             "token-flow": token_flow,
             "direction": gradient_direction,
         }
-    return probes | {"wide": fp64_step}
+    return {**probes, "wide": fp64_step}
 
 
 def _half_batch(step: ReplayedStep) -> HalfBatchProbe | None:
