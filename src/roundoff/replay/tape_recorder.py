@@ -130,6 +130,10 @@ class TapeRecorder(FunctionMode):
         """Called with functions outside of any graph that may give NaN: their names, arguments and results."""
         self.on_draw: Callable[[str, Any], None] | None = None
         """Called with functions that draw random numbers: their names and results."""
+        self.follows_outputs = False
+        """Whether `on_output` is to be called."""
+        self.on_output: Callable[[str, tuple[Any, ...], dict[str, Any], Any], None] | None = None
+        """Called with the name, arguments and result of every function that the loop calls."""
         self.lost_numbers: LostNumbersFinder | None = None
         """Looks at what the loop computes between steps, which no replay shows."""
         self._is_state = is_state
@@ -374,7 +378,10 @@ class TapeRecorder(FunctionMode):
         if kind.reads_scalar:
             self._look(self.on_scalar, args[0])
         if not kind.computes:
-            return self._call(func, args, kwargs)
+            result = self._call(func, args, kwargs)
+            if self.follows_outputs:
+                self._look(self.on_output, kind.name, args, kwargs or {}, result)
+            return result
         if self._is_between or not torch.is_grad_enabled():
             result = self._outside_of_the_graph(kind, func, args, kwargs)
         else:
@@ -383,6 +390,8 @@ class TapeRecorder(FunctionMode):
             self._look(self.on_loss, args, result)
         elif kind.draws and not self.is_paused:
             self._look(self.on_draw, kind.name, result)
+        if self.follows_outputs:
+            self._look(self.on_output, kind.name, args, kwargs or {}, result)
         return result
 
     def _run_taken(self, func: Any, args: Any, kwargs: Any) -> Any:

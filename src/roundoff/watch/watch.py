@@ -70,6 +70,7 @@ from roundoff.watch.budget import REPLAYS, TAPING, StepSchedule, TimeBudget
 from roundoff.watch.detector import AnomalyDetector, exception_detail, has_raised_since, raising_module
 from roundoff.watch.facts.collector import FactCollector
 from roundoff.watch.facts.data_loaders import LoaderNumbers, copied_generators, dataset_content
+from roundoff.watch.facts.evaluation_trail import EvaluationTrail
 from roundoff.watch.facts.loop_values import LoopValues
 from roundoff.watch.facts.step_batch import is_loss
 from roundoff.watch.facts.training_states import TrainingStates
@@ -206,6 +207,10 @@ class Watch(LoopFollower):
         self._tape.on_scalar = self._detector.see_scalar
         self._tape.on_loop_value = self._see_loop_value
         self._tape.on_draw = self._see_draw
+        self._tape.on_output = self._see_output
+        self._trail = EvaluationTrail()
+        self._given: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+        """What the model that is running was given by the loop."""
         self._loop_values = LoopValues(writer)
         self._investigator = Investigator(
             writer,
@@ -447,6 +452,7 @@ class Watch(LoopFollower):
     def step_opened(self, module: nn.Module | None) -> None:
         """Take a snapshot if one is due, before anything of the step has been computed."""
         self._held = []
+        self._tape.follows_outputs = False
         if self.is_quiet and self._stays_quiet(module):
             self._tape.is_between = False
             return
@@ -789,7 +795,11 @@ class Watch(LoopFollower):
         if with_gradients and (clock.num_attempts or clock.is_over):
             if not self._next_quiet_step():
                 return False
-        elif (with_gradients or is_in_training(module)) and self.followed_modules is FollowedModules.FIRST:
+        elif (
+            (with_gradients or is_in_training(module))
+            and self.followed_modules is FollowedModules.FIRST
+            and (with_gradients or not self._trail.wants_training_calls)
+        ):
             clock.forward(with_gradients=with_gradients)
             self._flight.mark(clock.step, PHASES[clock.phase])
         else:
@@ -944,8 +954,11 @@ class Watch(LoopFollower):
         if call.is_by_loop and not torch.is_grad_enabled():
             fully = self.is_fully_watched
             self._in_facts(self._facts.asked, call.module, args, self.clock.step, fully=fully)
+        if call.is_by_loop:
+            self._given = args, call.keyword_arguments()
         if self._tape.is_paused:
-            is_evaluation = not torch.is_grad_enabled() and call.is_by_loop and not is_in_training(call.module)
+            is_evaluation = not torch.is_grad_enabled() and call.is_by_loop
+            is_evaluation &= not is_in_training(call.module) or self._trail.wants_training_calls
             self._choose_followed(is_evaluation=is_evaluation)
             if self.followed_modules is FollowedModules.FIRST:
                 self._flight.note(step=self.clock.step, phase=phase)
@@ -997,7 +1010,24 @@ class Watch(LoopFollower):
         self._error_before = None
         if not torch.is_grad_enabled():
             self._in_checks(self._detector.see_eval_loss, output)
+        if call.is_by_loop and (not torch.is_grad_enabled() or self.is_fully_watched):
+            self._in_facts(self._follow_output, call.module, output)
         self._tape.release()
+
+    def _follow_output(self, module: nn.Module, output: Any) -> None:
+        """Follow what the loop computes from what a model returned; a loss module is a part of that."""
+        (args, kwargs), self._given = self._given, ((), {})
+        if module in self._training.models:
+            self._trail.model_returned((args, kwargs), output, in_training=is_in_training(module))
+        elif self._trail.is_on and type(module).__module__ == "torch.nn.modules.loss":
+            self._see_output("module_loss", args, kwargs, output)
+        self._tape.follows_outputs = self._trail.is_on
+
+    def _see_output(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        step = self.clock.step + self.clock.is_over
+        line = self._tape.loop_line()
+        self._in_facts(self._trail.see, name, args, kwargs, result, step=step, line=line)
+        self._tape.follows_outputs = self._trail.is_on
 
     def modules_interrupted(self) -> None:
         """Leave the model that an exception ended."""
@@ -1195,6 +1225,8 @@ class Watch(LoopFollower):
         if call.kind == "zero_grad":
             self._uncleared.note_cleared()
         elif isinstance(detail, EpochDetail):
+            if not torch.is_grad_enabled():
+                self._in_facts(self._trail.see_batches, call.result)
             content = dataset_content(call.owner.dataset)
             copied = copied_generators(call.owner.dataset) if detail.num_workers else ()
             number = self._loaders.number_of(call.owner, content)
@@ -1246,6 +1278,7 @@ class Watch(LoopFollower):
             if self._detector.reads_late and self._in_checks(self._detector.read_late, waits=True):
                 self._resume()  # the last step has been handled, but not this
             self._in_checks(self._detector.drop_suspect)
+            self._in_facts(self._write_trail)
             # A last forward, after the training, is no step; one that raised is, and so is all there was.
             if self.clock.has_begun or (self.is_open and (not self.num_steps or self._detector.new)):
                 self.close_step()
@@ -1266,6 +1299,10 @@ class Watch(LoopFollower):
             self.complaints.append(f"{steps} cannot be replayed: {self._why_not_replayable}.")
         if self._investigator.complaint is not None:
             self.complaints.append(self._investigator.complaint)
+
+    def _write_trail(self) -> None:
+        for probe in self._trail.probes():
+            self._writer.write(probe)
 
     def _note_gap(self, gap: Gap) -> None:
         self._gaps.append(gap)

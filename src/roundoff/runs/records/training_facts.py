@@ -72,6 +72,12 @@ class CriterionCall:
     target_dtype: str = ""
     made_by: str = ""
     """`softmax`, `sigmoid` or `log_softmax`, if one of these made the input; else empty."""
+    limited_by: str = ""
+    """What keeps the input within limits: `relu`, `tanh`, `sigmoid`, `cosine`, or `dropout` if that came last."""
+    num_unreachable: int = 0
+    """How many targets are beyond those limits."""
+    has_own_diagonal: bool = False
+    """Whether the input is square, with its largest and always the same number on the diagonal, which is no target."""
     value: float | None = None
     """The loss; None where it was not reduced to one number."""
     input_min: float | None = None
