@@ -113,9 +113,7 @@ class CriterionWatcher(FunctionMode):
         if name in _PRODUCTS and len(args) == 2:
             with hidden_from_modes(), torch.no_grad():
                 by = "cosine" if _are_cosines(*args) else ""
-        elif (name in _MOVING and isinstance(first, Tensor)) or (
-            by == "dropout" and not (kwargs.get("training", args[2] if len(args) > 2 else True) and _rate(args, kwargs))
-        ):
+        elif (name in _MOVING and isinstance(first, Tensor)) or (by == "dropout" and not _drops(args, kwargs)):
             by = self._limit_of(first)
         if by:
             self._limited[id(result)] = (ref(result), by)
@@ -222,8 +220,9 @@ class CriterionWatcher(FunctionMode):
         return {}
 
 
-def _rate(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return kwargs.get("p", args[1] if len(args) > 1 else 0.5)
+def _drops(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    given = dict(zip(("input", "p", "training"), args, strict=False), **kwargs)
+    return bool(given.get("training", True) and given.get("p", 0.5))
 
 
 def _are_cosines(one: Any, other: Any) -> bool:

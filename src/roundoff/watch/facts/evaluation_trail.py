@@ -187,7 +187,7 @@ class EvaluationTrail:
             for line in self._lines.values():
                 if line.target is not None and line.target() is first and (name != "__len__" or first.dim() == 1):
                     line.is_measured = True
-        elif isinstance(result, Tensor) and result.dtype is torch.bool:
+        elif isinstance(result, Tensor) and result.dtype is torch.bool and not torch.is_grad_enabled():
             for line in self._lines.values():
                 line.is_masked |= tuple(result.shape) == line.probe.other_shape
 
