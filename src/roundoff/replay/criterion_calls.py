@@ -53,6 +53,7 @@ _LIMITS = {"relu": (0.0, math.inf), "tanh": (-1.0, 1.0), "sigmoid": (0.0, 1.0), 
 _BEYOND = 0.05
 """Targets that are nearer to a limit than this can be met well enough."""
 _MAX_ROWS = 4096
+_MAX_CLASSES = 1000
 _PRODUCTS = frozenset({"matmul", "__matmul__", "mm"})
 _MOVING = frozenset({
     "view", "reshape", "flatten", "squeeze", "unsqueeze", "transpose", "permute", "t", "contiguous", "__getitem__",
@@ -139,6 +140,7 @@ class CriterionWatcher(FunctionMode):
             source=self._sources.lines[line] if line >= 0 else None,
             settings={key: given[key] for key in _SETTINGS if _is_plain(given.get(key))},
             is_weighted=given.get("weight") is not None,
+            class_weights=_class_weights(given.get("weight"), given.get("pos_weight"), scores),
             input_shape=tuple(scores.shape),
             input_dtype=str(scores.dtype).removeprefix("torch."),
             target_shape=tuple(target.shape),
@@ -220,6 +222,15 @@ class CriterionWatcher(FunctionMode):
         return {}
 
 
+def _class_weights(weight: Any, positive: Any, scores: Tensor) -> tuple[float, ...]:
+    found = weight if positive is None else positive
+    if not _is_whole(found) or found.dim() > 1 or not 0 < found.numel() <= _MAX_CLASSES:
+        return ()
+    if positive is None and (scores.dim() < 2 or found.numel() != scores.shape[1]):
+        return ()
+    return tuple(found.detach().reshape(-1).tolist())
+
+
 def _drops(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     given = dict(zip(("input", "p", "training"), args, strict=False), **kwargs)
     return bool(given.get("training", True) and given.get("p", 0.5))
@@ -261,6 +272,8 @@ def _arguments(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, An
             given = dict(zip(("input", "target"), args, strict=False), **kwargs)
         given.setdefault("ignore_index", -100 if name in ("cross_entropy", "nll_loss") else None)
         given.setdefault("reduction", "mean")
+        if "input1" in given and "target" in given:
+            given["input"] = given["input1"]
         if name == "ctc_loss":
             given |= {"input": given.get("log_probs"), "target": given.get("targets")}
         return dict(given) if _is_whole(given.get("input")) and _is_whole(given.get("target")) else None

@@ -1018,7 +1018,7 @@ class Watch(LoopFollower):
         """Follow what the loop computes from what a model returned; a loss module is a part of that."""
         (args, kwargs), self._given = self._given, ((), {})
         if module in self._training.models:
-            self._trail.model_returned((args, kwargs), output, in_training=is_in_training(module))
+            self._trail.model_returned(module, (args, kwargs), output, in_training=is_in_training(module))
         elif self._trail.is_on and type(module).__module__ == "torch.nn.modules.loss":
             self._see_output("module_loss", args, kwargs, output)
         self._tape.follows_outputs = self._trail.is_on
@@ -1320,6 +1320,9 @@ class Watch(LoopFollower):
     def _probe(self) -> None:
         """Run the probes on the last step that was taped, unless something went wrong or several ranks have to join."""
         seconds = self._settings.probe_seconds
+        if self.state is not WatchState.STOPPED and self._writer.info.ranks == 1 and seconds > 0:
+            with self.replaying(), torch.random.fork_rng(devices=[]):
+                self._in_facts(self._facts.compare_evaluation, self.clock.step, self._trail.trial)
         if self.state is WatchState.STOPPED or self.anomalies or self._writer.info.ranks > 1 or seconds <= 0:
             return
         is_suspicious = not self._detector.loss_has_fallen

@@ -471,11 +471,46 @@ class EvalMatchProbe:
     """Which part is right of the targets that came in the same batch as the inputs, where these are others."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalTrialProbe:
+    """What a trained model chose in its last evaluation, and after the inputs were made more like those it trained on."""
+
+    step: int
+    probe: Literal["eval-trial"] = "eval-trial"
+    num_samples: int
+    train_share: float
+    """Which part of its choices is right on training samples."""
+    share: float
+    """And in the evaluation."""
+    change: Literal["statistics", "channels"]
+    """The change that helps most: each feature gets the mean and deviation of training, or channels are reversed."""
+    changed_share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseTargetProbe:
+    """Targets with a number per pixel: how they lie on their inputs, and whether class indices are interpolated."""
+
+    step: int
+    probe: Literal["dense-target"] = "dense-target"
+    num_samples: int
+    num_edges: int
+    """Pixels between two that differ by two or more; `between_share` of them have a value between these."""
+    between_share: float
+    equal_share: float
+    """The share of pixels that are equal to their neighbour."""
+    turn: str
+    """The turn that makes a part of the targets fit their inputs better, `flipped left to right`; empty if none."""
+    turned_share: float
+    """That part, and the part that fits better as it is."""
+    kept_share: float
+
+
 Probe: TypeAlias = (
     EvalModeProbe | HalfBatchProbe | OverfitProbe | BatchMixingProbe | AxesProbe | TokenFlowProbe | DirectionProbe
     | AveragesProbe | AverageTwinProbe | LoopValueProbe | LossTermsProbe | GradientRowsProbe | WideProbe | SpikeProbe
     | WhatIfProbe | EvalInputProbe | RandomDrawsProbe | TargetTwinProbe | RemadeLayerProbe
-    | PredictorProbe | MetricProbe | EvalMatchProbe
+    | PredictorProbe | MetricProbe | EvalMatchProbe | EvalTrialProbe | DenseTargetProbe
 )  # fmt: skip
 P = TypeVar("P", bound=Probe)
 
@@ -502,6 +537,8 @@ PROBE_TYPES: Mapping[str, type[Probe]] = {
     "predictor": PredictorProbe,
     "metric": MetricProbe,
     "eval-match": EvalMatchProbe,
+    "eval-trial": EvalTrialProbe,
+    "dense-target": DenseTargetProbe,
 }
 
 

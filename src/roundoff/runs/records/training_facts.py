@@ -66,6 +66,8 @@ class CriterionCall:
     """`reduction`, `ignore_index`, `log_target`, `label_smoothing`, as far as they are plain values."""
     is_weighted: bool = False
     """Whether classes or samples have weights of their own."""
+    class_weights: tuple[float, ...] = ()
+    """Those of the classes; of a binary cross entropy, the one of the positive class."""
     input_shape: tuple[int, ...] = ()
     input_dtype: str = ""
     target_shape: tuple[int, ...] = ()

@@ -11,12 +11,13 @@ from typing import Any, Literal
 from weakref import ref
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from roundoff.record.source_lines import shown_path
 from roundoff.replay.arguments import tensors_of
 from roundoff.replay.tape_recorder import is_loss_name
 from roundoff.runs import EvalMatchProbe, MetricProbe, Probe
+from roundoff.watch.facts.eval_trial import EvalTrial
 
 _MAX_FUNCTIONS = 4000
 _MAX_CALLS, _MAX_TRAINING_CALLS = 400, 64
@@ -61,6 +62,9 @@ class _Call:
     in_training: bool
     own: Tensor | None
     """The class indices that came in one batch with its input."""
+    model: ref[nn.Module]
+    given: ref[Tensor] | None
+    """Its only input, if that is a batch of numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +99,8 @@ class EvaluationTrail:
         self._lines: dict[tuple[str, str | None], _Line] = {}
         self._matches: dict[str | None, _Matches] = {}
         self._batches: dict[int, tuple[ref[Tensor], list[ref[Tensor]]]] = {}
+        self.trial = EvalTrial()
+        """What the last evaluation was made of."""
         self._num_functions = self._num_calls = self._num_training_calls = 0
 
     def see_batches(self, iterator: Any) -> None:
@@ -126,7 +132,7 @@ class EvaluationTrail:
         """Whether another call in training mode is followed, which is rarely a part of an evaluation."""
         return self._num_training_calls < _MAX_TRAINING_CALLS and self.wants_calls
 
-    def model_returned(self, given: Any, output: Any, *, in_training: bool) -> None:
+    def model_returned(self, module: nn.Module, given: tuple[Any, Any], output: Any, *, in_training: bool) -> None:
         """Follow what a trained model has returned to the loop."""
         self.is_on = self.wants_calls
         if not self.is_on:
@@ -136,7 +142,12 @@ class EvaluationTrail:
         if len(self._trails) > _MAX_TRACKED:
             self._trails = {key: kept for key, kept in self._trails.items() if kept[0]() is not None}
         outputs = [x for x in tensors_of(output) if type(x) is Tensor]
-        call = _Call(without_gradients=not torch.is_grad_enabled(), in_training=in_training, own=self._own(given))
+        inputs = list(tensors_of(given))
+        only = ref(inputs[0]) if len(inputs) == 1 and inputs[0].is_floating_point() and inputs[0].is_cpu else None
+        without = not torch.is_grad_enabled()
+        call = _Call(
+            without_gradients=without, in_training=in_training, own=self._own(given), model=ref(module), given=only
+        )
         for x in outputs:
             self._follow(x, _Trail(calls=(call,)))
 
@@ -277,6 +288,7 @@ class EvaluationTrail:
             return
         for (a, b), count in zip(values.tolist(), counts.tolist(), strict=True):
             found.counts[a, b] += count
+        self._keep_pair(trail, target, step)
         owns = [call.own for call in trail.calls]
         if trail.in_order and all(own is not None for own in owns):
             own = torch.cat([own for own in owns if own is not None])
@@ -287,6 +299,13 @@ class EvaluationTrail:
                 found.own_right += int((own == pairs[:, 0]).sum())
                 found.num_own += len(own)
                 found.num_others += int((own != pairs[:, 1]).sum())
+
+    def _keep_pair(self, trail: _Trail, target: Tensor, step: int) -> None:
+        """Keep the input and the targets of one call, to be tried in other ways at the end."""
+        call = trail.calls[0]
+        x, model = None if call.given is None else call.given(), call.model()
+        if len(trail.calls) == 1 and x is not None and model is not None and target.shape == x.shape[:1]:
+            self.trial.add(model, x, target, step)
 
     def probes(self) -> Iterator[Probe]:
         """Yield what was seen."""
