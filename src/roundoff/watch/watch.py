@@ -227,6 +227,7 @@ class Watch(LoopFollower):
         self._in_checks = self._part("checks of losses, gradients and weights")
         self._in_facts = self._part("facts about models and batches")
         self._in_states = self._part("hashes of saved states")
+        self._in_trail = self._part("what the loop computes from outputs")
         self._in_journal = self._part("calls and metrics")
         self._in_memory = self._part("measurements of memory")
         self._why_not_replayable: str | None = None
@@ -1011,7 +1012,7 @@ class Watch(LoopFollower):
         if not torch.is_grad_enabled():
             self._in_checks(self._detector.see_eval_loss, output)
         if call.is_by_loop and (not torch.is_grad_enabled() or self.is_fully_watched):
-            self._in_facts(self._follow_output, call.module, output)
+            self._in_trail(self._follow_output, call.module, output)
         self._tape.release()
 
     def _follow_output(self, module: nn.Module, output: Any) -> None:
@@ -1026,8 +1027,8 @@ class Watch(LoopFollower):
     def _see_output(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         step = self.clock.step + self.clock.is_over
         line = self._tape.loop_line()
-        self._in_facts(self._trail.see, name, args, kwargs, result, step=step, line=line)
-        self._tape.follows_outputs = self._trail.is_on
+        self._in_trail(self._trail.see, name, args, kwargs, result, step=step, line=line)
+        self._tape.follows_outputs = self._trail.is_on and self._in_trail.is_on
 
     def modules_interrupted(self) -> None:
         """Leave the model that an exception ended."""
@@ -1226,7 +1227,7 @@ class Watch(LoopFollower):
             self._uncleared.note_cleared()
         elif isinstance(detail, EpochDetail):
             if not torch.is_grad_enabled():
-                self._in_facts(self._trail.see_batches, call.result)
+                self._in_trail(self._trail.see_batches, call.result)
             content = dataset_content(call.owner.dataset)
             copied = copied_generators(call.owner.dataset) if detail.num_workers else ()
             number = self._loaders.number_of(call.owner, content)
@@ -1278,7 +1279,7 @@ class Watch(LoopFollower):
             if self._detector.reads_late and self._in_checks(self._detector.read_late, waits=True):
                 self._resume()  # the last step has been handled, but not this
             self._in_checks(self._detector.drop_suspect)
-            self._in_facts(self._write_trail)
+            self._in_trail(self._write_trail)
             # A last forward, after the training, is no step; one that raised is, and so is all there was.
             if self.clock.has_begun or (self.is_open and (not self.num_steps or self._detector.new)):
                 self.close_step()

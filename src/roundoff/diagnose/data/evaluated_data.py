@@ -91,8 +91,8 @@ def differing_targets(run: Run, rank: int) -> Finding | None:
             phase="eval",
             source=line.source,
             title="predictions are compared with targets of another scale than in training",
-            why=f"training targets range from {format_short(low)} to {format_short(high)}, those of the evaluation from "
-            f"{format_short(line.min)} to {format_short(line.max)}; the outputs meet them as the model returns them",
+            why=f"training targets range from {format_short(low)} to {format_short(high)}, those of the evaluation "
+            f"from {format_short(line.min)} to {format_short(line.max)}; outputs meet them as the model returns them",
             fix="undo the scaling of the predictions before they are compared, or scale the targets of both alike",
             evidence=({"train": [low, high], "eval": [line.min, line.max]},),
         )

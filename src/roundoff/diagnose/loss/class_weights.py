@@ -57,8 +57,8 @@ def inverted_weights(run: Run, rank: int) -> Finding | None:
         phase="forward",
         source=call.source,
         title="the loss gives frequent classes larger weights than rare ones",
-        why=f"the most frequent class has {most[0]} of {counts.total()} targets and the weight {format_short(most[1])}, "
-        f"the rarest {least[0]} and {format_short(least[1])}: weights grow with the counts",
+        why=f"the most frequent class has {most[0]} of {counts.total()} targets and the weight {format_short(most[1])}"
+        f", the rarest {least[0]} and {format_short(least[1])}: weights grow with the counts",
         fix="use the inverse of the counts: weight = counts.sum() / (len(counts) * counts)",
         evidence=({"weights": list(call.class_weights), "counts": {str(c): n for c, n in counts.items()}},),
     )

@@ -473,7 +473,7 @@ class EvalMatchProbe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalTrialProbe:
-    """What a trained model chose in its last evaluation, and after the inputs were made more like those it trained on."""
+    """What a trained model chose in its last evaluation, and with inputs made more like those of training."""
 
     step: int
     probe: Literal["eval-trial"] = "eval-trial"

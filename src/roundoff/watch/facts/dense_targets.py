@@ -1,6 +1,8 @@
-"""Targets with one number per pixel: whether they lie as their inputs do, and whether class indices were interpolated."""
+"""Targets with one number per pixel: whether they lie as their inputs do, and whether indices were interpolated."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -31,7 +33,8 @@ class DensePairs:
         if not is_picture or len(x) != len(target) or x.shape[-2:] != target.shape[-2:] or min(x.shape[-2:]) < 4:
             return
         size = x.numel() * x.element_size() + target.numel() * target.element_size()
-        is_alike = not self._pairs or all(a.shape[1:] == b.shape[1:] for a, b in zip(self._pairs[0], (x, target)))
+        first = self._pairs[0] if self._pairs else (x, target)
+        is_alike = first[0].shape[1:] == x.shape[1:] and first[1].shape[1:] == target.shape[1:]
         if is_alike and self._num_samples < _MAX_SAMPLES and self._num_bytes + size <= _MAX_BYTES:
             self._pairs.append((x.detach().clone(), target.detach().clone()))
             self._num_samples += len(x)
@@ -75,7 +78,7 @@ def _channels(target: Tensor) -> Tensor | None:
     return found if bool(torch.isfinite(found).all()) and float(found.std()) else None
 
 
-_TURNS = {
+_TURNS: dict[str, Callable[[Tensor], Tensor]] = {
     "flipped left to right": lambda x: x.flip(-1),
     "flipped upside down": lambda x: x.flip(-2),
     "turned by 180 degrees": lambda x: x.flip(-1, -2),
@@ -111,7 +114,8 @@ def _fit(features: Tensor, target: Tensor) -> Tensor:
     rows, wanted = features.flatten(0, 1), target.flatten(0, 1)
     gram = rows.T @ rows / len(rows)
     ridge = _RIDGE * gram.diagonal().mean() * torch.eye(len(gram), dtype=gram.dtype)
-    return torch.linalg.solve(gram + ridge, rows.T @ wanted / len(rows))
+    weights: Tensor = torch.linalg.solve(gram + ridge, rows.T @ wanted / len(rows))
+    return weights
 
 
 def _errors(features: Tensor, target: Tensor, weights: Tensor) -> Tensor:

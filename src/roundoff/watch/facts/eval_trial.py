@@ -1,9 +1,10 @@
-"""Tries whether a trained model does better on its evaluation when the inputs are changed as those of its training are."""
+"""Tries whether a trained model does better in its evaluation on inputs prepared as in training."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Literal
 from weakref import ref
 
 import torch
@@ -78,7 +79,7 @@ def _with_reversed_channels(x: Tensor, given: Tensor) -> Tensor:
     return x.flip(1) if x.dim() == 4 and x.shape[1] == 3 else x
 
 
-_CHANGES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+_CHANGES: dict[Literal["statistics", "channels"], Callable[[Tensor, Tensor], Tensor]] = {
     "statistics": _with_statistics,
     "channels": _with_reversed_channels,
 }

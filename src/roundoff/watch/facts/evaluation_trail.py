@@ -193,7 +193,7 @@ class EvaluationTrail:
 
     def _see_other(self, name: str, args: tuple[Any, ...], result: Any) -> None:
         """Notice masks of the targets, and who asks for their number."""
-        first = args[0] if args else None
+        first: Any = args[0] if args else None
         if name in _SIZES:
             for line in self._lines.values():
                 if line.target is not None and line.target() is first and (name != "__len__" or first.dim() == 1):
@@ -222,7 +222,7 @@ class EvaluationTrail:
         if name == "round" and x.is_floating_point():
             name, other = "ge", 0.5
         if name in _THRESHOLDS and isinstance(other, numbers.Real) and x.is_floating_point():
-            values = {"threshold": float(other), "share": _share(made), **_range(x)}
+            values: dict[str, Any] = {"threshold": float(other), "share": _share(made), **_range(x)}
             return self._note("threshold", trail, source, step, x, functions=before, **values)
         if name in _CHOICES:
             axis = kwargs.get("dim", kwargs.get("axis", other))
@@ -234,8 +234,8 @@ class EvaluationTrail:
         if self._trail_of(theirs) is not None:
             return None
         if name in _MATCHES:
-            values = {"share": _share(made), "counts": _counts(theirs)}
-            line = self._note("match", trail, source, step, own, theirs, functions=before, **values)
+            found: dict[str, Any] = {"share": _share(made), "counts": _counts(theirs)}
+            line = self._note("match", trail, source, step, own, theirs, functions=before, **found)
             if line is not None:
                 line.target = ref(theirs)
             self._compare(own, theirs, trail, source, step)
