@@ -278,7 +278,7 @@ def wrong_pairs(run: Run, rank: int) -> Finding | None:
             continue
         if probe.own_share is not None and probe.own_share > max(_GOOD, probe.share + _MUCH_BETTER):
             return _misaligned(probe, probe.own_share, rank)
-        if probe.renamed_share > max(_GOOD, probe.share + _MUCH_BETTER):
+        if probe.num_moved > 1 and probe.renamed_share > max(_GOOD, probe.share + _MUCH_BETTER):
             return _renamed(probe, rank)
     return None
 

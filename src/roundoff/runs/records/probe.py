@@ -467,6 +467,8 @@ class EvalMatchProbe:
     """Which part would be right if every class had the number that fits best, each number once."""
     names: Mapping[str, int]
     """That number, by the class that the model chose."""
+    num_moved: int = 0
+    """How many classes are chosen often, and nearly always where the target is one other class."""
     own_share: float | None = None
     """Which part is right of the targets that came in the same batch as the inputs, where these are others."""
 

@@ -25,6 +25,7 @@ _MAX_TRACKED = 2048
 _MAX_ELEMENTS = 2**20
 _MAX_CLASSES = 100
 _MAX_LINES = 32
+_MIN_CHOSEN, _MIN_CHOSEN_SHARE, _MOST = 5, 0.03, 0.6
 
 _KEEPS_VALUES = frozenset({
     "view", "reshape", "flatten", "squeeze", "unsqueeze", "transpose", "permute", "t", "cpu", "to", "detach", "clone",
@@ -320,7 +321,7 @@ def _match_probe(source: str | None, matches: _Matches) -> EvalMatchProbe:
     names: dict[str, int] = {}
     used: set[int] = set()
     for (a, b), _ in matches.counts.most_common():
-        if str(a) not in names and b not in used:
+        if str(a) not in names and b not in used and b >= 0:
             names[str(a)] = b
             used.add(b)
     total = matches.counts.total()
@@ -332,8 +333,16 @@ def _match_probe(source: str | None, matches: _Matches) -> EvalMatchProbe:
         share=sum(count for (a, b), count in matches.counts.items() if a == b) / total,
         renamed_share=sum(count for (a, b), count in matches.counts.items() if names.get(str(a)) == b) / total,
         names=names,
+        num_moved=sum(_is_moved(matches.counts, int(a), b) for a, b in names.items()),
         own_share=matches.own_right / total if are_others else None,
     )
+
+
+def _is_moved(counts: Counter[tuple[int, int]], chosen: int, target: int) -> bool:
+    """Say whether most choices of a class that is chosen often meet one other class."""
+    num = sum(count for (a, _), count in counts.items() if a == chosen)
+    is_often = num >= max(_MIN_CHOSEN, _MIN_CHOSEN_SHARE * counts.total())
+    return chosen != target and is_often and counts[chosen, target] >= _MOST * num
 
 
 def _joined(trails: list[_Trail], name: str) -> _Trail:
