@@ -264,6 +264,7 @@ def _layers_with_a_mode(run: Run, rank: int) -> Sequence[ModuleFacts]:
         "to their names, as when two folders are numbered each by itself.",
         fix="Build one mapping from class to number, from the training set, and use it for both.",
         detected="predictions are right when classes are renumbered",
+        follows_from=("eval-input-differs", "predictions-misaligned"),
         leads_to=(FaultEffect.BREAKS_EVALUATION,),
     ),
     order=1416,

@@ -24,7 +24,7 @@ _MAX_CALLS, _MAX_TRAINING_CALLS = 400, 64
 _MAX_TRACKED = 2048
 _MAX_ELEMENTS = 2**20
 _MAX_CLASSES = 100
-_MAX_LINES = 32
+_MAX_LINES, _MAX_CHAIN = 32, 16
 _MIN_CHOSEN, _MIN_CHOSEN_SHARE, _MOST = 5, 0.03, 0.6
 
 _KEEPS_VALUES = frozenset({
@@ -347,10 +347,11 @@ def _is_moved(counts: Counter[tuple[int, int]], chosen: int, target: int) -> boo
 
 def _joined(trails: list[_Trail], name: str) -> _Trail:
     functions = max((trail.functions for trail in trails), key=len)
+    calls = tuple({id(call): call for trail in trails for call in trail.calls}.values())  # samplers go in circles
     return _Trail(
-        calls=tuple(call for trail in trails for call in trail.calls),
-        functions=functions if name in _KEEPS_VALUES else (*functions, name),
-        in_order=all(trail.in_order for trail in trails) and name not in _REORDERS,
+        calls=calls[:_MAX_CALLS],
+        functions=functions if name in _KEEPS_VALUES else (*functions[:_MAX_CHAIN], name),
+        in_order=all(trail.in_order for trail in trails) and name not in _REORDERS and len(calls) <= _MAX_CALLS,
     )
 
 
