@@ -35,6 +35,8 @@ average-incomplete
 loss-broadcast
 loss-input-kind
 constant-softmax
+outputs-limited dropout-on-output contrast-with-itself
+class-weights-inverted
 double-softmax
 zero-init symmetric-init
 dead-units
@@ -52,6 +54,7 @@ constant-input
 single-class
 classes-in-order
 labels-misaligned
+targets-not-turned class-indices-interpolated
 label-leak
 padding-in-loss target-never-seen
 padding-collision
@@ -95,8 +98,16 @@ loader-workers-alike
 dataset-mutated
 duplicate-samples
 eval-input-scale
+eval-input-differs
 train-eval-overlap
+eval-target-scale
 running-stats-lost
+metric-threshold
+metric-axis
+metric-broadcast
+metric-ignored-labels
+eval-in-train-mode
+predictions-misaligned eval-classes-renamed
 tiny-norm-batch
 random-numbers-repeated
 stochastic-eval
@@ -120,8 +131,9 @@ domain-error: accumulation-not-averaged cancellation clip-after-step clip-before
     loss-scale-collapsed loss-sum-reduction loss-unbounded-below lr-too-high missing-zero-grad
     step-on-scaled-gradients
 duplicate-samples: loader-workers-alike
-eval-loss-rising: eval-input-scale norm-statistics-nonfinite running-stats-frozen running-stats-lost stochastic-eval
-    train-eval-gap train-eval-overlap
+eval-classes-renamed: eval-input-differs predictions-misaligned
+eval-loss-rising: eval-classes-renamed eval-in-train-mode eval-input-differs eval-input-scale eval-target-scale
+    norm-statistics-nonfinite running-stats-frozen running-stats-lost stochastic-eval train-eval-gap train-eval-overlap
 exception: collective-mismatch domain-error loss-nonfinite loss-scale-overflow masked-softmax no-valid-targets
     nonfinite-input nonfinite-update norm-statistics-nonfinite overflow step-on-nonfinite-gradients
     step-on-scaled-gradients unused-parameter
@@ -167,8 +179,8 @@ step-on-nonfinite-gradients: accumulation-not-averaged cancellation clip-after-s
     overflow step-on-scaled-gradients
 stepping-stopped: domain-error loss-scale-overflow masked-softmax no-valid-targets nonfinite-input nonfinite-update
     norm-statistics-nonfinite overflow
-train-eval-gap: eval-input-scale norm-statistics-nonfinite running-stats-frozen running-stats-lost stochastic-eval
-    tiny-norm-batch train-eval-overlap
+train-eval-gap: eval-classes-renamed eval-in-train-mode eval-input-differs eval-input-scale eval-target-scale
+    norm-statistics-nonfinite running-stats-frozen running-stats-lost stochastic-eval tiny-norm-batch train-eval-overlap
 units-without-gradient: constant-softmax dead-units eval-mode-training graph-cut zero-init
 vanishing-gradients: constant-input dead-units symmetric-init zero-init
 """

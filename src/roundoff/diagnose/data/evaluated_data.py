@@ -104,14 +104,14 @@ def differing_targets(run: Run, rank: int) -> Finding | None:
         name="targets-not-turned",
         means="A part of the inputs is flipped or turned without its targets: masks then lie beside what they mark.",
         fix="Draw the random flip once, and apply it to the picture and its mask.",
-        detected="a part of the targets fits its inputs better when it is turned",
+        detected="A part of the targets fits its inputs better when it is turned.",
     ),
     Code(
         name="class-indices-interpolated",
         means="Masks of class indices were resized by interpolation: between two classes there are now others that are "
         "not in the picture.",
         fix="Resize masks with the nearest neighbour: `mode='nearest'`, `InterpolationMode.NEAREST`.",
-        detected="class indices lie between those of their neighbours",
+        detected="Class indices lie between those of their neighbours.",
     ),
     order=526,
     checks="whether masks lie as their pictures do, and whether class indices were interpolated",

@@ -52,7 +52,6 @@ def _lines(run: Run, kind: str) -> Iterator[MetricProbe]:
         means="Outputs are turned into yes or no by a threshold that belongs to another kind of number: 0.5 is the "
         "middle of probabilities, 0 that of logits. The metric counts another decision than the one that was trained.",
         fix="Compare `torch.sigmoid(logits)` with 0.5, or the logits with 0.",
-        leads_to=(FaultEffect.BREAKS_EVALUATION,),
     ),
     order=1411,
     checks="thresholds that outputs are compared with, against the loss they are trained by",
@@ -100,7 +99,6 @@ def wrong_thresholds(run: Run, rank: int) -> Finding | None:
         means="The metric takes the largest output along another axis than that of the classes: it chooses a sample or "
         "a place for each class, not a class for each sample.",
         fix="Take `argmax` over the axis of the classes, the one that the loss uses: `dim=1`, or the last.",
-        leads_to=(FaultEffect.BREAKS_EVALUATION,),
     ),
     order=1412,
     checks="the axis along which the largest output is chosen",
@@ -139,7 +137,6 @@ def wrong_axes(run: Run, rank: int) -> Finding | None:
         means="Predictions and targets have different shapes, and the metric stretches both: it compares every "
         "prediction with the targets of all samples.",
         fix="Give both the same shape: squeeze the predictions, or unsqueeze the targets.",
-        leads_to=(FaultEffect.BREAKS_EVALUATION,),
     ),
     order=1413,
     checks="shapes of predictions and targets in metrics",
@@ -174,7 +171,6 @@ def broadcast_metrics(run: Run, rank: int) -> Finding | None:
         means="The metric counts targets that the loss ignores: padding, or places without a label. Its value depends "
         "on how much padding there is.",
         fix="Leave them out: `mask = targets != ignore_index`, then compare `predictions[mask]` with `targets[mask]`.",
-        leads_to=(FaultEffect.BREAKS_EVALUATION,),
     ),
     order=1414,
     checks="ignored targets in metrics",
@@ -255,15 +251,14 @@ def _layers_with_a_mode(run: Run, rank: int) -> Sequence[ModuleFacts]:
         means="The metric compares predictions with the targets of other samples: their orders differ, as when a "
         "DataLoader that shuffles is gone through once for the predictions and once for the targets.",
         fix="Take inputs and targets from the same pass, or evaluate with `shuffle=False`.",
-        detected="predictions are right for the targets that came with their inputs",
-        leads_to=(FaultEffect.BREAKS_EVALUATION,),
+        detected="Predictions are right for the targets that came with their inputs, and not for those they meet.",
     ),
     Code(
         name="eval-classes-renamed",
         means="The classes of the evaluation have other numbers than those of the training: predictions are right up "
         "to their names, as when two folders are numbered each by itself.",
         fix="Build one mapping from class to number, from the training set, and use it for both.",
-        detected="predictions are right when classes are renumbered",
+        detected="Predictions are right when classes are renumbered.",
         follows_from=("eval-input-differs", "predictions-misaligned"),
         leads_to=(FaultEffect.BREAKS_EVALUATION,),
     ),

@@ -34,20 +34,21 @@ _seen_criteria = needs.some(
         means="The last function of the model keeps its outputs within limits that the loss does not expect: targets "
         "lie beyond them, or logits can never be far enough apart, so the loss cannot fall below a floor.",
         fix="Leave the last activation out; multiply cosines by a scale (divide by a temperature such as 0.07).",
+        detected="The loss gets cosines, or the result of a ReLU, tanh or sigmoid.",
     ),
     Code(
         name="dropout-on-output",
         means="Dropout is the last thing that happens to the outputs before the loss: some of them are 0 at random and "
         "the others too large, whatever the model has learned.",
         fix="Move dropout before the last layer.",
-        detected="the loss gets the result of a dropout",
+        detected="The loss gets the result of a dropout.",
     ),
     Code(
         name="contrast-with-itself",
         means="A contrastive loss compares each sample with itself, too: the largest similarity there can be, which is "
         "never the answer. The loss cannot become small, and pushes other samples apart less than it should.",
         fix="Take the diagonal out: `similarity.fill_diagonal_(float('-inf'))`.",
-        detected="the scores are square, and their largest number is on the diagonal",
+        detected="The scores are square, and their largest number is on the diagonal.",
     ),
     order=408,
     checks="outputs that cannot be what the loss asks for",
