@@ -99,7 +99,7 @@ dataset-mutated
 duplicate-samples
 eval-input-scale
 eval-input-differs
-train-eval-overlap
+train-eval-overlap eval-on-training-data
 eval-target-scale
 running-stats-lost
 metric-threshold
@@ -132,8 +132,9 @@ domain-error: accumulation-not-averaged cancellation clip-after-step clip-before
     step-on-scaled-gradients
 duplicate-samples: loader-workers-alike
 eval-classes-renamed: eval-input-differs predictions-misaligned
-eval-loss-rising: eval-classes-renamed eval-in-train-mode eval-input-differs eval-input-scale eval-target-scale
-    norm-statistics-nonfinite running-stats-frozen running-stats-lost stochastic-eval train-eval-gap train-eval-overlap
+eval-loss-rising: eval-classes-renamed eval-in-train-mode eval-input-differs eval-input-scale
+    eval-on-training-data eval-target-scale norm-statistics-nonfinite running-stats-frozen running-stats-lost
+    stochastic-eval train-eval-gap train-eval-overlap
 exception: collective-mismatch domain-error loss-nonfinite loss-scale-overflow masked-softmax no-valid-targets
     nonfinite-input nonfinite-update norm-statistics-nonfinite overflow step-on-nonfinite-gradients
     step-on-scaled-gradients unused-parameter
@@ -179,8 +180,9 @@ step-on-nonfinite-gradients: accumulation-not-averaged cancellation clip-after-s
     overflow step-on-scaled-gradients
 stepping-stopped: domain-error loss-scale-overflow masked-softmax no-valid-targets nonfinite-input nonfinite-update
     norm-statistics-nonfinite overflow
-train-eval-gap: eval-classes-renamed eval-in-train-mode eval-input-differs eval-input-scale eval-target-scale
-    norm-statistics-nonfinite running-stats-frozen running-stats-lost stochastic-eval tiny-norm-batch train-eval-overlap
+train-eval-gap: eval-classes-renamed eval-in-train-mode eval-input-differs eval-input-scale
+    eval-on-training-data eval-target-scale norm-statistics-nonfinite running-stats-frozen running-stats-lost
+    stochastic-eval tiny-norm-batch train-eval-overlap
 units-without-gradient: constant-softmax dead-units eval-mode-training graph-cut zero-init
 vanishing-gradients: constant-input dead-units symmetric-init zero-init
 """

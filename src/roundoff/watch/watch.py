@@ -1302,7 +1302,7 @@ class Watch(LoopFollower):
             self.complaints.append(self._investigator.complaint)
 
     def _write_trail(self) -> None:
-        for probe in self._trail.probes():
+        for probe in (*self._trail.probes(), *self._loaders.unused(self.clock.step)):
             self._writer.write(probe)
 
     def _note_gap(self, gap: Gap) -> None:

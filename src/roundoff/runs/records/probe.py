@@ -508,11 +508,23 @@ class DenseTargetProbe:
     kept_share: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnusedLoaderProbe:
+    """A DataLoader over data that no other has, from which nothing was ever read."""
+
+    step: int
+    probe: Literal["unused-loader"] = "unused-loader"
+    name: str
+    """The variable of the script that holds it; empty if there is none."""
+    num_samples: int
+
+
 Probe: TypeAlias = (
     EvalModeProbe | HalfBatchProbe | OverfitProbe | BatchMixingProbe | AxesProbe | TokenFlowProbe | DirectionProbe
     | AveragesProbe | AverageTwinProbe | LoopValueProbe | LossTermsProbe | GradientRowsProbe | WideProbe | SpikeProbe
     | WhatIfProbe | EvalInputProbe | RandomDrawsProbe | TargetTwinProbe | RemadeLayerProbe
     | PredictorProbe | MetricProbe | EvalMatchProbe | EvalTrialProbe | DenseTargetProbe
+    | UnusedLoaderProbe
 )  # fmt: skip
 P = TypeVar("P", bound=Probe)
 
@@ -541,6 +553,7 @@ PROBE_TYPES: Mapping[str, type[Probe]] = {
     "eval-match": EvalMatchProbe,
     "eval-trial": EvalTrialProbe,
     "dense-target": DenseTargetProbe,
+    "unused-loader": UnusedLoaderProbe,
 }
 
 
