@@ -12,7 +12,8 @@ _REGAINED, _MIN_GAIN = 0.6, 0.15
 """How much of the gap to training samples a change must close, and how many more choices must be right."""
 _TURNED = 0.15
 """At least this part of the targets must fit better turned, and at least this part as it is."""
-_BETWEEN, _MIN_EDGES, _SMOOTH = 0.25, 100, 0.7
+_BETWEEN, _MIN_EDGES, _SMOOTH = 0.12, 100, 0.7
+"""At an edge of interpolated indices one pixel of three lies between its neighbours; nearest ones: 0.03."""
 _TIMES_APART = 5.0
 _UNSCALES = frozenset(
     {"mul", "__mul__", "__rmul__", "add", "__add__", "__radd__", "div", "__truediv__", "exp", "expm1"}
