@@ -34,6 +34,7 @@ ema-broken
 average-incomplete
 loss-broadcast
 loss-input-kind
+terms-cancel
 constant-softmax
 outputs-limited dropout-on-output contrast-with-itself
 class-weights-inverted
@@ -44,11 +45,12 @@ exploding-activations vanishing-gradients
 units-without-gradient
 initial-loss
 axes-confused
-causal-leak mask-inverted padding-seen order-ignored
+causal-leak mask-inverted read-after-padding padding-seen order-ignored
 batch-mixing
 wrong-backward
 affine-network
 integer-wraparound
+reshaped-not-permuted
 batch-sizes-disagree
 constant-input
 single-class

@@ -92,12 +92,22 @@ class CriterionWatcher(FunctionMode):
         if len(self.found) < _MAX_CALLS and torch.is_grad_enabled() and self.failure is None:
             try:
                 given = _arguments(func, name, args, kwargs or {})
-                if given is not None and type(result) is Tensor:
+                if given is None and _cancels(name, args):
+                    self.found.append(self._cancelled(args[0]))
+                elif given is not None and type(result) is Tensor:
                     with hidden_from_modes(), torch.no_grad():
                         self.found.append(self._describe(_PAIRS.get(name, name), given, result))
             except Exception as error:
                 self.failure = error  # ours: the step itself goes on
         return result
+
+    def _cancelled(self, x: Tensor) -> CriterionCall:
+        line = self._sources.here()
+        source = self._sources.lines[line] if line >= 0 else None
+        shape = tuple(x.shape)
+        return CriterionCall(
+            step=self._step, function="sub", source=source, input_shape=shape, target_shape=shape, cancels=True
+        )
 
     def _follow(self, given: Any, result: Any) -> None:
         """Note a result without a gradient that a model computed, or that was computed from such a one."""
@@ -220,6 +230,17 @@ class CriterionWatcher(FunctionMode):
                 shares[str(offset)] = float(same.sum()) / same.numel() if same.numel() else 0.0
             return shares
         return {}
+
+
+def _cancels(name: str, args: tuple[Any, ...]) -> bool:
+    """Say whether a function subtracts from a result another one that is equal, and both lead to weights."""
+    if _PAIRS.get(name) != "sub" or len(args) != 2 or not all(map(_is_whole, args)) or args[0] is args[1]:
+        return False
+    one, other = args
+    if one.grad_fn is None or other.grad_fn is None or one.shape != other.shape or not 1 < one.numel() <= _MAX_ELEMENTS:
+        return False
+    with hidden_from_modes(), torch.no_grad():
+        return torch.equal(one, other) and bool(one.any())
 
 
 def _class_weights(weight: Any, positive: Any, scores: Tensor) -> tuple[float, ...]:

@@ -74,6 +74,8 @@ class CriterionCall:
     target_dtype: str = ""
     made_by: str = ""
     """`softmax`, `sigmoid` or `log_softmax`, if one of these made the input; else empty."""
+    cancels: bool = False
+    """Whether it is a difference of two equal results, through both of which gradients flow."""
     limited_by: str = ""
     """What keeps the input within limits: `relu`, `tanh`, `sigmoid`, `cosine`, or `dropout` if that came last."""
     num_unreachable: int = 0
