@@ -28,6 +28,7 @@ from roundoff.record.loop.loss_scale import as_scaled
 from roundoff.record.loop.observer import FollowedModules, observing_loop
 from roundoff.record.loop.sites import Sites
 from roundoff.record.loop.step_clock import PHASES
+from roundoff.record.source_lines import shown_path
 from roundoff.replay.arguments import NotReplayable
 from roundoff.replay.investigator import Investigator, TrainingStopped
 from roundoff.replay.lost_numbers import LostNumbersFinder
@@ -51,6 +52,7 @@ from roundoff.runs import (
     ForwardDetail,
     Gap,
     NoDetail,
+    ReshapeProbe,
     Run,
     RunWriter,
     StepDetail,
@@ -101,6 +103,7 @@ _HOOKED_SECONDS = 2e-6
 """What torch takes to call the hooks of one module, about."""
 _MAX_HEARD_EVALUATIONS = 64
 """In a step that is not taped, the losses of at most this many forwards without gradients are looked for."""
+_MAX_RESHAPED = 8
 _MIN_TAPE_BYTES = 16 * 2**20
 _MAX_STARTS = 4
 """Forwards after the first one, and before any backward, each of which may be the real beginning of the first step."""
@@ -208,6 +211,9 @@ class Watch(LoopFollower):
         self._tape.on_loop_value = self._see_loop_value
         self._tape.on_draw = self._see_draw
         self._tape.on_output = self._see_output
+        self._tape.on_reshape = self._see_reshape
+        self._reshaped: set[tuple[str, int]] = set()
+        """Lines that gave a tensor the shape of a permuted one."""
         self._trail = EvaluationTrail()
         self._given: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
         """What the model that is running was given by the loop."""
@@ -1263,6 +1269,15 @@ class Watch(LoopFollower):
         step = self.clock.step + self.clock.is_over  # what comes between two steps is for the next
         self._in_facts(self._loop_values.see, function, args, result, step=step, line=self._tape.loop_line)
 
+    def _see_reshape(self, x: Tensor, result: Tensor) -> None:
+        if len(self._reshaped) < _MAX_RESHAPED and is_permuted_shape(tuple(x.shape), tuple(result.shape)):
+            line = self._tape.line()
+            if line is not None and line not in self._reshaped:
+                self._reshaped.add(line)
+                step, source = self.clock.step, f"{shown_path(line[0])}:{line[1]}"
+                shape, new = tuple(x.shape), tuple(result.shape)
+                self._in_trail(self._writer.write, ReshapeProbe(step=step, source=source, shape=shape, new_shape=new))
+
     def _see_draw(self, function: str, drawn: Any) -> None:
         step = self.clock.step + self.clock.is_over
         self._in_facts(self._facts.see_draw, function, drawn, step, self._tape.loop_line())
@@ -1346,6 +1361,16 @@ def _eagerly() -> Iterator[None]:
             yield
     else:
         yield
+
+
+def is_permuted_shape(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
+    """Say whether a shape has the dimensions of another in another order, three or more that matter.
+
+    >>> is_permuted_shape((8, 32, 32, 3), (8, 3, 32, 32)), is_permuted_shape((8, 3, 4), (24, 4))
+    (True, False)
+    """
+    sizes, new = ([size for size in shape if size != 1] for shape in (before, after))
+    return len(sizes) > 2 and sizes != new and sorted(sizes) == sorted(new)
 
 
 def _why_not_replayable(module: nn.Module) -> str | None:

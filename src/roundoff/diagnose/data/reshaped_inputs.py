@@ -28,8 +28,8 @@ def reshaped_data(run: Run) -> Finding | None:
             step=probe.step,
             source=probe.source,
             title="dimensions are exchanged by a reshape, which mixes up the data",
-            why=f"a tensor of shape {probe.shape} is reshaped to {probe.new_shape}: the same sizes in another order, but "
-            "the numbers stay where they are, so that each new row is made of parts of several old ones",
+            why=f"a tensor of shape {probe.shape} is reshaped to {probe.new_shape}: the same sizes in another order, "
+            "but the numbers stay where they are, so that each new row is made of parts of several old ones",
             fix=f"use permute({', '.join(map(str, order))}) instead of view or reshape",
             evidence=({"shape": list(probe.shape), "new_shape": list(probe.new_shape)},),
         )

@@ -13,7 +13,7 @@ _MIN_STEPS = 2
     Code(
         name="terms-cancel",
         means="The loss subtracts from a result one that the same weights have just computed: the difference is always "
-        "0 (the ratio 1), and the gradients of both sides cancel. In PPO: old log-probabilities that are computed anew.",
+        "0 (a ratio 1), and the gradients of both sides cancel. In PPO: old log-probabilities that are computed anew.",
         fix="Keep the old value from before the update, detached: compute it once, under `torch.no_grad()`.",
         leads_to=(FaultEffect.STOPS_LEARNING,),
     ),
@@ -44,8 +44,8 @@ def cancelled_terms(run: Run, rank: int) -> Finding | None:
             phase="forward",
             source=source,
             title="the loss subtracts a result from itself",
-            why=f"in each of the {len(steps)} steps that were played again both sides of this difference are equal, and "
-            "gradients flow through both: the difference is always 0, a ratio made of it always 1, and the gradients "
+            why=f"in each of the {len(steps)} steps that were played again both sides of this difference are equal, "
+            "and gradients flow through both: the difference is always 0, a ratio made of it always 1, and the gradients "
             "cancel",
             fix="keep the old side from before the update: compute it once, under torch.no_grad(), and store it",
             evidence=({"steps": sorted(steps)},),

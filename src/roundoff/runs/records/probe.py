@@ -519,12 +519,23 @@ class UnusedLoaderProbe:
     num_samples: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReshapeProbe:
+    """A line outside of any graph that reshapes a tensor to the shape of one with permuted dimensions."""
+
+    step: int
+    probe: Literal["reshape"] = "reshape"
+    source: str
+    shape: tuple[int, ...]
+    new_shape: tuple[int, ...]
+
+
 Probe: TypeAlias = (
     EvalModeProbe | HalfBatchProbe | OverfitProbe | BatchMixingProbe | AxesProbe | TokenFlowProbe | DirectionProbe
     | AveragesProbe | AverageTwinProbe | LoopValueProbe | LossTermsProbe | GradientRowsProbe | WideProbe | SpikeProbe
     | WhatIfProbe | EvalInputProbe | RandomDrawsProbe | TargetTwinProbe | RemadeLayerProbe
     | PredictorProbe | MetricProbe | EvalMatchProbe | EvalTrialProbe | DenseTargetProbe
-    | UnusedLoaderProbe
+    | UnusedLoaderProbe | ReshapeProbe
 )  # fmt: skip
 P = TypeVar("P", bound=Probe)
 
@@ -554,6 +565,7 @@ PROBE_TYPES: Mapping[str, type[Probe]] = {
     "eval-trial": EvalTrialProbe,
     "dense-target": DenseTargetProbe,
     "unused-loader": UnusedLoaderProbe,
+    "reshape": ReshapeProbe,
 }
 
 
