@@ -45,8 +45,8 @@ def cancelled_terms(run: Run, rank: int) -> Finding | None:
             source=source,
             title="the loss subtracts a result from itself",
             why=f"in each of the {len(steps)} steps that were played again both sides of this difference are equal, "
-            "and gradients flow through both: the difference is always 0, a ratio made of it always 1, and the gradients "
-            "cancel",
+            "and gradients flow through both: the difference is always 0, a ratio made of it always 1, and the "
+            "gradients cancel",
             fix="keep the old side from before the update: compute it once, under torch.no_grad(), and store it",
             evidence=({"steps": sorted(steps)},),
         )

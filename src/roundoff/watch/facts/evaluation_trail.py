@@ -19,7 +19,7 @@ from roundoff.replay.tape_recorder import is_loss_name
 from roundoff.runs import EvalMatchProbe, MetricProbe, Probe
 from roundoff.watch.facts.eval_trial import EvalTrial
 
-_MAX_FUNCTIONS = 4000
+_MAX_FUNCTIONS, _PART_OF_OTHERS = 4000, 0.02
 _MAX_CALLS, _MAX_TRAINING_CALLS = 400, 64
 _MAX_TRACKED = 2048
 _MAX_ELEMENTS = 2**20
@@ -102,7 +102,8 @@ class EvaluationTrail:
         self._batches: dict[int, tuple[ref[Tensor], list[ref[Tensor]]]] = {}
         self.trial = EvalTrial()
         """What the last evaluation was made of."""
-        self._num_functions = self._num_calls = self._num_training_calls = 0
+        self._num_functions = 0.0
+        self._num_calls = self._num_training_calls = 0
 
     def see_batches(self, iterator: Any) -> None:
         """Look at the batches that an iterator of a DataLoader is going to give."""
@@ -175,9 +176,9 @@ class EvaluationTrail:
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, *, step: int, line: Any
     ) -> None:
         """Look at a function that the loop has called."""
-        self._num_functions += 1
-        self.is_on = self._num_functions < _MAX_FUNCTIONS
         trails = [trail for x in _tensors_in(args, kwargs) if (trail := self._trail_of(x)) is not None]
+        self._num_functions += 1 if trails else _PART_OF_OTHERS  # data sets call many
+        self.is_on = self._num_functions < _MAX_FUNCTIONS
         if not trails:
             self._see_other(name, args, result)
             return
