@@ -162,7 +162,8 @@ loss-term-unreachable: graph-cut not-in-optimizer
 lr-too-high: accumulation-not-averaged clip-after-step clip-before-backward double-step exploding-activations
     input-scale loss-sum-reduction loss-unbounded-below missing-zero-grad step-on-scaled-gradients
 lr-too-low: clip-before-unscale constant-softmax consumed-overflow dead-units gradient-underflow graph-cut lr-too-high
-    lr-zero missing-step saturated-softmax scheduler-rate stepping-stopped update-below-ulp vanishing-gradients
+    lr-zero missing-step saturated-softmax scheduler-rate stepping-stopped terms-cancel update-below-ulp
+    vanishing-gradients
     zero-grad-before-step
 nonfinite-update: accumulation-not-averaged cancellation clip-after-step clip-before-backward double-step
     loss-scale-collapsed loss-sum-reduction loss-unbounded-below lr-too-high missing-zero-grad
@@ -185,8 +186,8 @@ stepping-stopped: domain-error loss-scale-overflow masked-softmax no-valid-targe
 train-eval-gap: eval-classes-renamed eval-in-train-mode eval-input-differs eval-input-scale
     eval-on-training-data eval-target-scale norm-statistics-nonfinite running-stats-frozen running-stats-lost
     stochastic-eval tiny-norm-batch train-eval-overlap
-units-without-gradient: constant-softmax dead-units eval-mode-training graph-cut zero-init
-vanishing-gradients: constant-input dead-units symmetric-init zero-init
+units-without-gradient: constant-softmax dead-units eval-mode-training graph-cut terms-cancel zero-init
+vanishing-gradients: constant-input dead-units symmetric-init terms-cancel zero-init
 """
 """The codes that explain each code, without those of the whole loss, which the codes of every other rule explain."""
 

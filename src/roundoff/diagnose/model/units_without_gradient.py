@@ -32,7 +32,7 @@ _RECURRENT = ("lstm", "gru", "rnn", "cell")
         "others of the same layer learn: their results are cut off, masked, overwritten or multiplied by 0.",
         fix="Follow what the layer returns: a slice that is too short, a mask that never changes, a head that is not "
         "concatenated. If the units are not needed, make the layer smaller.",
-        follows_from=("dead-units", "zero-init", "graph-cut", "constant-softmax", "eval-mode-training"),
+        follows_from=("dead-units", "zero-init", "graph-cut", "constant-softmax", "eval-mode-training", "terms-cancel"),
     ),
     order=445,
     checks="units of a layer that never get a gradient",
