@@ -961,7 +961,7 @@ class Watch(LoopFollower):
         if call.is_by_loop and not torch.is_grad_enabled():
             fully = self.is_fully_watched
             self._in_facts(self._facts.asked, call.module, args, self.clock.step, fully=fully)
-        if call.is_by_loop:
+        if self._is_followed(call):
             self._given = args, call.keyword_arguments()
         if self._tape.is_paused:
             is_evaluation = not torch.is_grad_enabled() and call.is_by_loop
@@ -1017,9 +1017,13 @@ class Watch(LoopFollower):
         self._error_before = None
         if not torch.is_grad_enabled():
             self._in_checks(self._detector.see_eval_loss, output)
-        if call.is_by_loop and (not torch.is_grad_enabled() or self.is_fully_watched):
+        if self._is_followed(call):
             self._in_trail(self._follow_output, call.module, output)
         self._tape.release()
+
+    def _is_followed(self, call: ModuleCall) -> bool:
+        """Say whether what the loop computes from the result of a call is followed."""
+        return call.is_by_loop and (not torch.is_grad_enabled() or self.is_fully_watched)
 
     def _follow_output(self, module: nn.Module, output: Any) -> None:
         """Follow what the loop computes from what a model returned; a loss module is a part of that."""
@@ -1040,6 +1044,7 @@ class Watch(LoopFollower):
         """Leave the model that an exception ended."""
         self._flight.clear()
         self._model_entry = None
+        self._given = ((), {})
         self._tape.release()
 
     # -- backward ------------------------------------------------------------------------------------------------------

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import torch
 from torch import Tensor, nn
 
@@ -52,3 +55,15 @@ def test_a_sampler_that_uses_its_own_results_again_stays_cheap():
         noise = call_model(trail, model, x)
         x = see(trail, "sub", x, see(trail, "add", x, noise))
     assert len(trail._trail_of(x).calls) <= 200  # type: ignore[union-attr]
+
+
+def test_an_iterator_whose_batches_are_seen_is_freed_as_without_us():
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(8, 2), torch.arange(8)), 4)
+    trail, iterator = EvaluationTrail(), iter(loader)
+    trail.see_batches(iterator)
+    assert next(iterator)[1].tolist() == [0, 1, 2, 3]
+    kept = weakref.ref(iterator)
+    gc.disable()
+    del iterator
+    gc.enable()
+    assert kept() is None

@@ -107,12 +107,12 @@ class EvaluationTrail:
 
     def see_batches(self, iterator: Any) -> None:
         """Look at the batches that an iterator of a DataLoader is going to give."""
-        take = getattr(iterator, "_next_data", None)
+        take, itself = getattr(type(iterator), "_next_data", None), ref(iterator)  # it is freed as without us
         if take is None or not self.wants_calls:
             return
 
         def take_and_see() -> Any:
-            batch = take()
+            batch = take(itself())
             with contextlib.suppress(Exception):  # the loop gets its batch in any case
                 self._see_batch(batch)
             return batch
