@@ -37,7 +37,10 @@ average-too-slow
 average-incomplete
 loss-broadcast
 loss-input-kind
+terms-cancel
 constant-softmax
+outputs-limited dropout-on-output contrast-with-itself
+class-weights-inverted
 double-softmax
 zero-init symmetric-init
 dead-units
@@ -45,16 +48,18 @@ exploding-activations vanishing-gradients
 units-without-gradient
 initial-loss
 axes-confused
-causal-leak mask-inverted padding-seen order-ignored
+causal-leak mask-inverted read-after-padding padding-seen order-ignored
 batch-mixing
 wrong-backward
 affine-network
 integer-wraparound
+reshaped-not-permuted
 batch-sizes-disagree
 constant-input
 single-class
 classes-in-order
 labels-misaligned
+targets-not-turned class-indices-interpolated
 label-leak
 padding-in-loss target-never-seen
 padding-collision
@@ -103,8 +108,16 @@ loader-workers-alike
 dataset-mutated
 duplicate-samples
 eval-input-scale
-train-eval-overlap
+eval-input-differs
+train-eval-overlap eval-on-training-data
+eval-target-scale
 running-stats-lost
+metric-threshold
+metric-axis
+metric-broadcast
+metric-ignored-labels
+eval-in-train-mode
+predictions-misaligned eval-classes-renamed
 tiny-norm-batch
 random-numbers-repeated
 stochastic-eval
@@ -130,8 +143,10 @@ domain-error: accumulation-not-averaged cancellation clip-after-step clip-before
     loss-scale-collapsed loss-sum-reduction loss-unbounded-below lr-too-high missing-zero-grad settings-swapped
     step-on-scaled-gradients
 duplicate-samples: loader-workers-alike
-eval-loss-rising: eval-input-scale norm-statistics-nonfinite running-stats-frozen running-stats-lost stochastic-eval
-    sum-stands-still train-eval-gap train-eval-overlap
+eval-classes-renamed: eval-input-differs predictions-misaligned
+eval-loss-rising: eval-classes-renamed eval-in-train-mode eval-input-differs eval-input-scale eval-on-training-data
+    eval-target-scale norm-statistics-nonfinite running-stats-frozen running-stats-lost stochastic-eval sum-stands-still
+    train-eval-gap train-eval-overlap
 exception: collective-mismatch domain-error loss-nonfinite loss-scale-overflow masked-softmax no-valid-targets
     nonfinite-input nonfinite-update norm-statistics-nonfinite overflow step-on-nonfinite-gradients
     step-on-scaled-gradients unused-parameter
@@ -158,7 +173,7 @@ lr-too-high: accumulation-not-averaged clip-after-step clip-before-backward doub
     input-scale loss-sum-reduction loss-unbounded-below missing-zero-grad settings-swapped step-on-scaled-gradients
 lr-too-low: clip-before-unscale clip-too-low constant-softmax consumed-overflow dead-units eps-above-gradients
     gradient-underflow graph-cut lr-too-high lr-zero missing-step saturated-softmax schedule-too-long scheduler-rate
-    stepping-stopped update-below-ulp vanishing-gradients weight-decay-too-strong zero-grad-before-step
+    stepping-stopped terms-cancel update-below-ulp vanishing-gradients weight-decay-too-strong zero-grad-before-step
 nonfinite-update: accumulation-not-averaged cancellation clip-after-step clip-before-backward double-step
     loss-scale-collapsed loss-sum-reduction loss-unbounded-below lr-too-high missing-zero-grad settings-swapped
     step-on-scaled-gradients
@@ -177,10 +192,12 @@ step-on-nonfinite-gradients: accumulation-not-averaged cancellation clip-after-s
     overflow settings-swapped step-on-scaled-gradients
 stepping-stopped: domain-error loss-scale-overflow masked-softmax no-valid-targets nonfinite-input nonfinite-update
     norm-statistics-nonfinite overflow
-train-eval-gap: eval-input-scale norm-statistics-nonfinite running-stats-frozen running-stats-lost stochastic-eval
-    sum-stands-still tiny-norm-batch train-eval-overlap
-units-without-gradient: constant-softmax dead-units eval-mode-training gradient-underflow graph-cut zero-init
-vanishing-gradients: constant-input dead-units symmetric-init zero-init
+train-eval-gap: eval-classes-renamed eval-in-train-mode eval-input-differs eval-input-scale eval-on-training-data
+    eval-target-scale norm-statistics-nonfinite running-stats-frozen running-stats-lost stochastic-eval sum-stands-still
+    tiny-norm-batch train-eval-overlap
+units-without-gradient: constant-softmax dead-units eval-mode-training gradient-underflow graph-cut terms-cancel
+    zero-init
+vanishing-gradients: constant-input dead-units symmetric-init terms-cancel zero-init
 weight-decay-too-strong: norm-weight-decay
 """
 """The codes that explain each code, without those of the whole loss, which the codes of every other rule explain."""

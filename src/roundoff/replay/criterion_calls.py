@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 from weakref import ref
@@ -44,6 +45,22 @@ _KEEPS_VALUES = frozenset({
 """Nodes of the graph, as autograd names them, that move numbers and do not change them."""
 
 
+_LIMITING = {
+    "relu": "relu", "relu_": "relu", "tanh": "tanh", "sigmoid": "sigmoid", "cosine_similarity": "cosine",
+    "dropout": "dropout",
+}  # fmt: skip
+_LIMITS = {"relu": (0.0, math.inf), "tanh": (-1.0, 1.0), "sigmoid": (0.0, 1.0), "cosine": (-1.0, 1.0)}
+_BEYOND = 0.05
+"""Targets that are nearer to a limit than this can be met well enough."""
+_MAX_ROWS = 4096
+_MAX_CLASSES = 1000
+_PRODUCTS = frozenset({"matmul", "__matmul__", "mm"})
+_MOVING = frozenset({
+    "view", "reshape", "flatten", "squeeze", "unsqueeze", "transpose", "permute", "t", "contiguous", "__getitem__",
+    "float", "to", "__get__", "movedim", "view_as",
+})  # fmt: skip
+
+
 class CriterionWatcher(FunctionMode):
     """Describes the calls of loss functions in its block; those inside another torch function belong to that one.
 
@@ -61,6 +78,8 @@ class CriterionWatcher(FunctionMode):
         self._ids = token_ids(tape)
         self._of_models: dict[int, ref[Tensor]] = {}
         """What was computed from parameters without gradients."""
+        self._limited: dict[int, tuple[ref[Tensor], str]] = {}
+        """What a function with limited results has made, and which."""
         self._masks = [external.copy for external in tape.external if _is_mask(external.copy)]
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
@@ -69,21 +88,50 @@ class CriterionWatcher(FunctionMode):
         name = getattr(func, "__name__", "")
         if self.failure is None:
             self._follow((args, kwargs), result)
+            self._follow_limits(name, args, kwargs or {}, result)
         if len(self.found) < _MAX_CALLS and torch.is_grad_enabled() and self.failure is None:
             try:
                 given = _arguments(func, name, args, kwargs or {})
-                if given is not None and type(result) is Tensor:
+                if given is None and _cancels(name, args):
+                    self.found.append(self._cancelled(args[0]))
+                elif given is not None and type(result) is Tensor:
                     with hidden_from_modes(), torch.no_grad():
                         self.found.append(self._describe(_PAIRS.get(name, name), given, result))
             except Exception as error:
                 self.failure = error  # ours: the step itself goes on
         return result
 
+    def _cancelled(self, x: Tensor) -> CriterionCall:
+        line = self._sources.here()
+        source = self._sources.lines[line] if line >= 0 else None
+        shape = tuple(x.shape)
+        return CriterionCall(
+            step=self._step, function="sub", source=source, input_shape=shape, target_shape=shape, cancels=True
+        )
+
     def _follow(self, given: Any, result: Any) -> None:
         """Note a result without a gradient that a model computed, or that was computed from such a one."""
         made = [x for x in tensors_of(result) if not x.requires_grad]
         if made and any(isinstance(x, nn.Parameter) or self._is_of_model(x) for x in tensors_of(given)):
             self._of_models.update((id(x), ref(x)) for x in made)
+
+    def _follow_limits(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Note a result whose numbers cannot be beyond limits, also where it is only moved."""
+        if type(result) is not Tensor or not result.is_floating_point():
+            return
+        first = args[0] if args else None
+        by = _LIMITING.get(name, "")
+        if name in _PRODUCTS and len(args) == 2:
+            with hidden_from_modes(), torch.no_grad():
+                by = "cosine" if _are_cosines(*args) else ""
+        elif (name in _MOVING and isinstance(first, Tensor)) or (by == "dropout" and not _drops(args, kwargs)):
+            by = self._limit_of(first)
+        if by:
+            self._limited[id(result)] = (ref(result), by)
+
+    def _limit_of(self, x: Any) -> str:
+        known = self._limited.get(id(x))
+        return known[1] if known is not None and known[0]() is x else ""
 
     def _is_of_model(self, x: Tensor) -> bool:
         known = self._of_models.get(id(x))
@@ -102,11 +150,15 @@ class CriterionWatcher(FunctionMode):
             source=self._sources.lines[line] if line >= 0 else None,
             settings={key: given[key] for key in _SETTINGS if _is_plain(given.get(key))},
             is_weighted=given.get("weight") is not None,
+            class_weights=_class_weights(given.get("weight"), given.get("pos_weight"), scores),
             input_shape=tuple(scores.shape),
             input_dtype=str(scores.dtype).removeprefix("torch."),
             target_shape=tuple(target.shape),
             target_dtype=str(target.dtype).removeprefix("torch."),
             made_by=maker_of(given["input"]),
+            limited_by=(limit := self._limit_of(given["input"])),
+            num_unreachable=_num_unreachable(target, limit),
+            has_own_diagonal=name == "cross_entropy" and _has_own_diagonal(scores, target),
             value=float(result.detach()) if result.numel() == 1 else None,
             num_targets=target.numel(),
             is_bootstrapped=target.is_floating_point() and self._is_of_model(given["target"]),
@@ -180,6 +232,58 @@ class CriterionWatcher(FunctionMode):
         return {}
 
 
+def _cancels(name: str, args: tuple[Any, ...]) -> bool:
+    """Say whether a function subtracts from a result another one that is equal, and both lead to weights."""
+    if _PAIRS.get(name) != "sub" or len(args) != 2 or not all(map(_is_whole, args)) or args[0] is args[1]:
+        return False
+    one, other = args
+    if one.grad_fn is None or other.grad_fn is None or one.shape != other.shape or not 1 < one.numel() <= _MAX_ELEMENTS:
+        return False
+    with hidden_from_modes(), torch.no_grad():
+        return torch.equal(one, other) and bool(one.any())
+
+
+def _class_weights(weight: Any, positive: Any, scores: Tensor) -> tuple[float, ...]:
+    found = weight if positive is None else positive
+    if not _is_whole(found) or found.dim() > 1 or not 0 < found.numel() <= _MAX_CLASSES:
+        return ()
+    if positive is None and (scores.dim() < 2 or found.numel() != scores.shape[1]):
+        return ()
+    return tuple(found.detach().reshape(-1).tolist())
+
+
+def _drops(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    given = dict(zip(("input", "p", "training"), args, strict=False), **kwargs)
+    return bool(given.get("training", True) and given.get("p", 0.5))
+
+
+def _are_cosines(one: Any, other: Any) -> bool:
+    """Say whether a product is one of vectors of length 1 with vectors of length 1."""
+    if not all(_is_whole(x) and x.dim() == 2 and x.numel() <= _MAX_ELEMENTS for x in (one, other)):
+        return False
+    lengths = torch.cat([one.norm(dim=1), other.norm(dim=0)])
+    return one.shape[1] > 1 and _all_near(lengths, 1.0)
+
+
+def _num_unreachable(target: Tensor, limit: str) -> int:
+    if limit not in _LIMITS or not target.is_floating_point() or not 0 < target.numel() <= _MAX_ELEMENTS:
+        return 0
+    low, high = _LIMITS[limit]
+    return int(((target < low - _BEYOND) | (target > high + _BEYOND)).sum())
+
+
+def _has_own_diagonal(scores: Tensor, target: Tensor) -> bool:
+    """Say whether each row compares a sample with all, itself included, and another one is its target."""
+    is_square = scores.dim() == 2 and len(scores) > 3 and scores.shape[0] == scores.shape[1]
+    if not is_square or target.is_floating_point() or target.shape != scores.shape[:1] or len(scores) > _MAX_ROWS:
+        return False
+    own = scores.diagonal()
+    is_always_same = bool(((own - own[0]).abs() < 1e-3 * own[0].abs() + 1e-6).all())
+    is_largest = bool((own >= scores.amax(1) - 1e-3 * own[0].abs()).all())
+    is_target = bool((target == torch.arange(len(target), device=target.device)).any())
+    return is_always_same and is_largest and not is_target and bool(scores.std() > 0)
+
+
 def _arguments(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
     """Return the arguments by name, of a loss function, or of a pair of which one side stretches the other."""
     if is_loss_name(name):
@@ -189,6 +293,8 @@ def _arguments(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, An
             given = dict(zip(("input", "target"), args, strict=False), **kwargs)
         given.setdefault("ignore_index", -100 if name in ("cross_entropy", "nll_loss") else None)
         given.setdefault("reduction", "mean")
+        if "input1" in given and "target" in given:
+            given["input"] = given["input1"]
         if name == "ctc_loss":
             given |= {"input": given.get("log_probs"), "target": given.get("targets")}
         return dict(given) if _is_whole(given.get("input")) and _is_whole(given.get("target")) else None

@@ -127,6 +127,12 @@ class TapeRecorder(FunctionMode):
         """Called with functions outside of any graph that may give NaN: their names, arguments and results."""
         self.on_draw: Callable[[str, Any], None] | None = None
         """Called with functions that draw random numbers: their names and results."""
+        self.on_reshape: Callable[[Tensor, Tensor], None] | None = None
+        """Called with what was reshaped outside of any graph, and the result."""
+        self.follows_outputs = False
+        """Whether `on_output` is to be called."""
+        self.on_output: Callable[[str, tuple[Any, ...], dict[str, Any], Any], None] | None = None
+        """Called with the name, arguments and result of every function that the loop calls."""
         self.lost_numbers: LostNumbersFinder | None = None
         """Looks at what the loop computes between steps, which no replay shows."""
         self._is_state = is_state
@@ -375,7 +381,10 @@ class TapeRecorder(FunctionMode):
         if kind.reads_scalar:
             self._look(self.on_scalar, args[0])
         if not kind.computes:
-            return self._call(func, args, kwargs)
+            result = self._call(func, args, kwargs)
+            if self.follows_outputs:
+                self._look(self.on_output, kind.name, args, kwargs or {}, result)
+            return result
         if self._is_between or not torch.is_grad_enabled():
             result = self._outside_of_the_graph(kind, func, args, kwargs)
         else:
@@ -384,6 +393,8 @@ class TapeRecorder(FunctionMode):
             self._look(self.on_loss, args, result)
         elif kind.draws and not self.is_paused:
             self._look(self.on_draw, kind.name, result)
+        if self.follows_outputs:
+            self._look(self.on_output, kind.name, args, kwargs or {}, result)
         return result
 
     def _run_taken(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -405,6 +416,8 @@ class TapeRecorder(FunctionMode):
         result = self._call(func, args, kwargs)
         if kind.has_domain and not self.is_paused:
             self._look(self.on_loop_value, func.__name__, args, result)
+        if kind.reshapes and not self.is_paused and isinstance(result, Tensor):
+            self._look(self.on_reshape, args[0], result)
         if finder is not None:
             finder.after(func, args, kwargs or {}, result, wide, self._place)
         if noted is not None:
@@ -519,7 +532,9 @@ def _is_called_functionally() -> bool:
 class _FunctionKind:
     """What a torch function may do to a step; worked out once for each, since steps call many."""
 
-    __slots__ = ("computes", "draws", "has_domain", "is_aliasing", "is_loss", "may_write", "name", "reads_scalar")
+    __slots__ = (
+        "computes", "draws", "has_domain", "is_aliasing", "is_loss", "may_write", "name", "reads_scalar", "reshapes"
+    )  # fmt: skip
 
     def __init__(self, func: Any) -> None:
         self.name = name = getattr(func, "__name__", "")
@@ -529,6 +544,7 @@ class _FunctionKind:
         self.is_aliasing = name in _ALIASING
         self.has_domain = name in _HAVE_A_DOMAIN
         self.draws = name in _DRAW
+        self.reshapes = name in ("view", "reshape")
         self.may_write = self.is_aliasing or name[-1:] == "_"
 
 

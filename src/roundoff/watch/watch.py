@@ -23,6 +23,7 @@ from roundoff.record.loop.follower import BackwardCall, LoopFollower, ModuleCall
 from roundoff.record.loop.observer import FollowedModules, observing_loop
 from roundoff.record.loop.sites import Sites
 from roundoff.record.loop.step_clock import PHASES
+from roundoff.record.source_lines import shown_path
 from roundoff.replay.investigator import Investigator, TrainingStopped
 from roundoff.replay.loop_taping import LoopTaping, why_not_replayable
 from roundoff.replay.lost_numbers import LostNumbersFinder
@@ -42,6 +43,7 @@ from roundoff.runs import (
     ForwardDetail,
     Gap,
     NoDetail,
+    ReshapeProbe,
     RunWriter,
     StepDetail,
     ZeroGradDetail,
@@ -51,6 +53,7 @@ from roundoff.watch.budget import REPLAYS, TAPING, StepSchedule, TimeBudget
 from roundoff.watch.detector import AnomalyDetector, exception_detail, raising_module
 from roundoff.watch.facts.collector import FactCollector
 from roundoff.watch.facts.data_loaders import LoaderNumbers, copied_generators, dataset_content
+from roundoff.watch.facts.evaluation_trail import EvaluationTrail
 from roundoff.watch.facts.loop_values import LoopValues
 from roundoff.watch.facts.step_batch import is_loss
 from roundoff.watch.facts.training_states import TrainingStates
@@ -76,6 +79,7 @@ HOOKED_SECONDS = 2e-6
 """About what torch takes to call the hooks of one module."""
 _MAX_HEARD_EVALUATIONS = 64
 """In a step that is not taped, the losses of at most this many forwards without gradients are looked for."""
+_MAX_RESHAPED = 8
 _MIN_TAPE_BYTES = 16 * 2**20
 _MAX_STARTS = 4
 """Forwards after the first one, and before any backward, each of which may be the real beginning of the first step."""
@@ -154,6 +158,13 @@ class Watch(WatchedRun, LoopFollower):
         self._tape.on_scalar = self._detector.see_scalar
         self._tape.on_loop_value = self._see_loop_value
         self._tape.on_draw = self._see_draw
+        self._tape.on_output = self._see_output
+        self._tape.on_reshape = self._see_reshape
+        self._reshaped: set[tuple[str, int]] = set()
+        """Lines that gave a tensor the shape of a permuted one."""
+        self._trail = EvaluationTrail()
+        self._given: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+        """What the model that is running was given by the loop."""
         self._loop_values = LoopValues(writer)
         self._investigator = Investigator(
             writer,
@@ -170,6 +181,7 @@ class Watch(WatchedRun, LoopFollower):
         self._in_checks = self._part("checks of losses, gradients and weights")
         self._in_facts = self._part("facts about models and batches")
         self._in_states = self._part("hashes of saved states")
+        self._in_trail = self._part("what the loop computes from outputs")
         self._in_journal = self._part("calls and metrics")
         self._in_memory = self._part("measurements of memory")
         self._num_groups: IdentityDict[Optimizer, int] = IdentityDict()
@@ -282,6 +294,7 @@ class Watch(WatchedRun, LoopFollower):
     def step_opened(self, module: nn.Module | None) -> None:
         """Take a snapshot if one is due, before anything of the step has been computed."""
         self._held = []
+        self._tape.follows_outputs = False
         if self.is_quiet and self._stays_quiet(module):
             self._tape.is_between = False
             return
@@ -601,8 +614,11 @@ class Watch(WatchedRun, LoopFollower):
         if call.is_by_loop and not torch.is_grad_enabled():
             fully = self.is_fully_watched
             self._in_facts(self._facts.asked, call.module, args, self.clock.step, fully=fully)
+        if self._is_followed(call):
+            self._given = args, call.keyword_arguments()
         if self._tape.is_paused:
-            is_evaluation = not torch.is_grad_enabled() and call.is_by_loop and not is_in_training(call.module)
+            is_evaluation = not torch.is_grad_enabled() and call.is_by_loop
+            is_evaluation &= not is_in_training(call.module) or self._trail.wants_training_calls
             self._choose_followed(is_evaluation=is_evaluation)
             if self.followed_modules is FollowedModules.FIRST:
                 self._flight.note(step=self.clock.step, phase=phase)
@@ -649,12 +665,34 @@ class Watch(WatchedRun, LoopFollower):
         self._taping.model_ends(output)
         if not torch.is_grad_enabled():
             self._in_checks(self._detector.see_eval_loss, output)
+        if self._is_followed(call):
+            self._in_trail(self._follow_output, call.module, output)
         self._tape.release()
+
+    def _is_followed(self, call: ModuleCall) -> bool:
+        """Say whether what the loop computes from the result of a call is followed."""
+        return call.is_by_loop and (not torch.is_grad_enabled() or self.is_fully_watched)
+
+    def _follow_output(self, module: nn.Module, output: Any) -> None:
+        """Follow what the loop computes from what a model returned; a loss module is a part of that."""
+        (args, kwargs), self._given = self._given, ((), {})
+        if module in self._training.models:
+            self._trail.model_returned(module, (args, kwargs), output, in_training=is_in_training(module))
+        elif self._trail.is_on and type(module).__module__ == "torch.nn.modules.loss":
+            self._see_output("module_loss", args, kwargs, output)
+        self._tape.follows_outputs = self._trail.is_on
+
+    def _see_output(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        step = self.clock.step + self.clock.is_over
+        line = self._tape.loop_line()
+        self._in_trail(self._trail.see, name, args, kwargs, result, step=step, line=line)
+        self._tape.follows_outputs = self._trail.is_on and self._in_trail.is_on
 
     def modules_interrupted(self) -> None:
         """Leave the model that an exception ended."""
         self._flight.clear()
         self._taping.drop_model()
+        self._given = ((), {})
         self._tape.release()
 
     # -- backward ------------------------------------------------------------------------------------------------------
@@ -825,6 +863,8 @@ class Watch(WatchedRun, LoopFollower):
         if call.kind == "zero_grad":
             self._uncleared.note_cleared(call.owner)
         elif isinstance(detail, EpochDetail):
+            if not torch.is_grad_enabled():
+                self._in_trail(self._trail.see_batches, call.result)
             content = dataset_content(call.owner.dataset)
             copied = copied_generators(call.owner.dataset) if detail.num_workers else ()
             number = self._loaders.number_of(call.owner, content)
@@ -860,6 +900,15 @@ class Watch(WatchedRun, LoopFollower):
         step = self.clock.step + self.clock.is_over  # what comes between two steps is for the next
         self._in_facts(self._loop_values.see, function, args, result, step=step, line=self._tape.loop_line)
 
+    def _see_reshape(self, x: Tensor, result: Tensor) -> None:
+        if len(self._reshaped) < _MAX_RESHAPED and is_permuted_shape(tuple(x.shape), tuple(result.shape)):
+            line = self._tape.line()
+            if line is not None and line not in self._reshaped:
+                self._reshaped.add(line)
+                step, source = self.clock.step, f"{shown_path(line[0])}:{line[1]}"
+                shape, new = tuple(x.shape), tuple(result.shape)
+                self._in_trail(self._writer.write, ReshapeProbe(step=step, source=source, shape=shape, new_shape=new))
+
     def _see_draw(self, function: str, drawn: Any) -> None:
         step = self.clock.step + self.clock.is_over
         self._in_facts(self._facts.see_draw, function, drawn, step, self._tape.loop_line())
@@ -873,6 +922,7 @@ class Watch(WatchedRun, LoopFollower):
             if self._detector.reads_late and self._in_checks(self._detector.read_late, waits=True):
                 self._resume()  # the last step has been handled, but not this
             self._in_checks(self._detector.drop_suspect)
+            self._in_trail(self._write_trail)
             # A last forward after the training is no step, unless it raised or there was no step before it.
             if self.clock.has_begun or (self.is_open and (not self.num_steps or self._detector.new)):
                 self.close_step()
@@ -895,9 +945,17 @@ class Watch(WatchedRun, LoopFollower):
         if self._investigator.complaint is not None:
             self.complaints.append(self._investigator.complaint)
 
+    def _write_trail(self) -> None:
+        for probe in (*self._trail.probes(), *self._loaders.unused(self.clock.step)):
+            self._writer.write(probe)
+
     def _probe(self) -> None:
         """Run the probes on the last step that was taped, unless something went wrong."""
-        if self.anomalies or not self._may_experiment:
+        if not self._may_experiment:
+            return
+        with self.replaying(), torch.random.fork_rng(devices=[]):
+            self._in_facts(self._facts.compare_evaluation, self.clock.step, self._trail.trial)
+        if self.anomalies:
             return
         is_suspicious = not self._detector.loss_has_fallen
         if is_suspicious:
@@ -931,3 +989,13 @@ def _eagerly() -> Iterator[None]:
             yield
     else:
         yield
+
+
+def is_permuted_shape(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
+    """Return whether a shape has the dimensions of another in another order, three or more that matter.
+
+    >>> is_permuted_shape((8, 32, 32, 3), (8, 3, 32, 32)), is_permuted_shape((8, 3, 4), (24, 4))
+    (True, False)
+    """
+    sizes, new = ([size for size in shape if size != 1] for shape in (before, after))
+    return len(sizes) > 2 and sizes != new and sorted(sizes) == sorted(new)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from roundoff.diagnose import needs
 from roundoff.diagnose.loop_facts import model_inputs
 from roundoff.diagnose.rule import Code, FaultEffect, on_first_rank, rule, warning
-from roundoff.runs import Finding, Run, TensorFacts
+from roundoff.runs import Finding, Run, TensorFacts, UnusedLoaderProbe
 
 _MIN_SHARE, _MAX_SHARE, _MIN_SAMPLES = 0.05, 0.95, 5
 """Of an evaluation on training samples nearly all are known; the last batch of an epoch may have been left out."""
@@ -35,7 +35,16 @@ class _Look:
         name="train-eval-overlap",
         means="A part of the samples of the evaluation are training samples: rows were copied or oversampled before "
         "the data was split, or the split overlaps. The evaluation measures what was memorized.",
+        detected="Some of the evaluated samples have been trained on, and others in the same batches have not.",
         fix="Remove duplicates, split first, and oversample or augment the training part only.",
+        leads_to=(FaultEffect.BREAKS_EVALUATION,),
+    ),
+    Code(
+        name="eval-on-training-data",
+        means="All samples of the evaluation are training samples, while a DataLoader with other data is never used: "
+        "the wrong loader was passed to the evaluation, which measures what was memorized.",
+        detected="Every evaluated sample has been trained on, and nothing was read from another DataLoader.",
+        fix="Pass the loader of the validation data to the evaluation.",
         leads_to=(FaultEffect.BREAKS_EVALUATION,),
     ),
     order=1407,
@@ -64,11 +73,34 @@ def overlapping_samples(run: Run, rank: int) -> Finding | None:
         mixed = [look for look in late if any(first.get(h, math.inf) > look.step for h in look.hashes)]
         samples = {h for look in mixed for h in look.hashes}
         shared = {h for look in mixed for h in look.hashes if first.get(h, math.inf) <= look.step}
+        unused = run.probes(UnusedLoaderProbe)
+        evaluated = {h for look in looks for h in look.hashes}
+        if unused and len(evaluated) >= _MIN_SAMPLES and evaluated <= first.keys():
+            return _wrong_loader(place, looks, unused[0], num_samples=len(evaluated), rank=rank)
         covered = {h for look in looks for h in look.hashes if h in first}
         is_much = max(_MIN_SAMPLES, _MIN_SHARE * len(samples)) <= len(shared) <= _MAX_SHARE * len(samples)
         if is_much and len(covered) < _MAX_COVERED * len(first):
             return _finding(place, mixed, num_shared=len(shared), num_samples=len(samples), rank=rank)
     return None
+
+
+def _wrong_loader(
+    place: str, looks: Sequence[_Look], unused: UnusedLoaderProbe, *, num_samples: int, rank: int
+) -> Finding:
+    name = unused.name or "another DataLoader"
+    return warning(
+        rule="eval-on-training-data",
+        confidence=0.9,
+        step=looks[0].step,
+        rank=rank,
+        phase="eval",
+        site=place.rpartition("[")[0] or place.rpartition(":")[0],
+        title=f"the evaluation reads the training data, and {name} is never used",
+        why=f"all {num_samples} samples that the model is evaluated on are bit for bit samples of its training; "
+        f"from {name}, with {unused.num_samples} other samples, nothing was ever read",
+        fix=f"pass {unused.name or 'the loader of the validation data'} to the evaluation",
+        evidence=({"num_samples": num_samples, "unused": unused.name, "num_unused": unused.num_samples},),
+    )
 
 
 def _are_all_known(trained: Sequence[tuple[int, int]], first: dict[int, int], step: int) -> bool:

@@ -58,10 +58,8 @@ _REGRESSIONS = frozenset({"mse_loss", "smooth_l1_loss", "huber_loss", "MSELoss",
         needs.structure,
         needs.recorded_first_step,
         needs.some(
-            lambda run: any(
-                batch.criterion in _CRITERIA for batch in run.inputs(rank=first_rank(run)) if batch.step == 0
-            ),
-            "the first loss is not a cross entropy",
+            lambda run: _num_classes(run) is not None,
+            "the first loss is not a mean cross entropy",
         ),
     ],
 )
@@ -70,16 +68,16 @@ def initial_losses(run: Run) -> Finding | None:
 
     An embedding that is the output layer too is judged mildly: its start values may be a choice.
     """
-    facts = next((f for f in run.inputs(rank=first_rank(run)) if f.step == 0 and f.criterion in _CRITERIA), None)
-    if facts is None or facts.num_classes is None or facts.num_classes < 2:
+    num_classes = _num_classes(run)
+    if num_classes is None or num_classes < 2:
         return None
     ops = forward_ops(run)
     losses = [op.outputs[0] for op in ops if op.bare in ("nll_loss_forward", "nll_loss2d_forward")]
     layers = layers_of(run, ops)
-    if not losses or not layers or facts.criterion_settings.get("reduction", "mean") != "mean":
+    if not losses or not layers:
         return None
     tied = _tied_head(run, ops)
-    guess, loss, head = math.log(facts.num_classes), losses[-1].mean, tied or layers[-1]
+    guess, loss, head = math.log(num_classes), losses[-1].mean, tied or layers[-1]
     gain = _gain(head)
     if loss < _MIN_TIMES_GUESS * guess + _MIN_ABOVE_GUESS or gain is None or gain < _LARGE_GAIN:
         return None
@@ -89,7 +87,7 @@ def initial_losses(run: Run) -> Finding | None:
         "initial-loss",
         confidence=0.9,
         title=f"the first loss is {format_short(loss)}, while guessing gives {format_short(guess)}",
-        why=f"guessing among {facts.num_classes} classes gives ln {facts.num_classes} = {format_short(guess)}; the "
+        why=f"guessing among {num_classes} classes gives ln {num_classes} = {format_short(guess)}; the "
         f"logits of {head.site} have the size {format_short(root_mean_square(head.result))}, because its weights "
         f"(std {format_short(head.weight.std or 0.0)}) multiply the size of their input by "
         f"{format_short(gain)}{is_tied}",
@@ -100,6 +98,18 @@ def initial_losses(run: Run) -> Finding | None:
     if tied is None:
         return found
     return replace(found, severity=Severity.WARNING if loss > _MANY_TIMES_GUESS * guess else Severity.NOTE)
+
+
+def _num_classes(run: Run) -> int | None:
+    """Return among how many classes the first loss chooses, a mean cross entropy in the loop or inside the model."""
+    rank = first_rank(run)
+    for facts in run.inputs(rank=rank):
+        if facts.step == 0 and facts.criterion in _CRITERIA and facts.num_classes is not None:
+            return facts.num_classes if facts.criterion_settings.get("reduction", "mean") == "mean" else None
+    calls = [call for call in run.criteria(rank=rank) if call.step == 0]
+    if len(calls) != 1 or calls[0].function not in _CRITERIA or calls[0].settings.get("reduction", "mean") != "mean":
+        return None
+    return calls[0].input_shape[1] if len(calls[0].input_shape) > 1 else None
 
 
 def _tied_head(run: Run, ops: Sequence[StepOp]) -> Layer | None:

@@ -19,6 +19,8 @@ _MIN_PADDING = 0.1
 """The share of padding among the targets that matters."""
 _ABOVE_ONE = 0.05
 """A logarithm that rounding does not explain: the probability would be above 1."""
+_SIGNED = ("cosine_embedding_loss", "hinge_embedding_loss", "margin_ranking_loss", "soft_margin_loss")
+"""Losses whose targets are 1 and -1."""
 _UNEVEN = 1.25
 """By how much the numbers of counted targets of two microbatches must differ to matter."""
 
@@ -134,6 +136,9 @@ def _mismatch_of_targets(call: CriterionCall) -> tuple[str, str, str] | None:
     if call.function.startswith("binary_cross_entropy") and (low < 0.0 or high > 1.0):
         fix = f"divide the targets by {format_short(high)}" if low >= 0 else "map the targets to 0 and 1"
         return "targets between 0 and 1", f"targets from {format_short(low)} to {format_short(high)}", fix
+    if call.function in _SIGNED and low == 0.0 and high == 1.0:
+        fix = "map the targets to 1 and -1: 2 * target - 1"
+        return "targets of 1 and -1", "targets of 0 and 1", fix
     if call.function == "ctc_loss" and call.num_blank:
         got = f"the blank {call.num_blank} times among {plural(call.num_counted or 0, 'target')}"
         fix = "number the labels so that none is the blank: from 1 on for blank=0, or blank=num_classes"
@@ -142,6 +147,8 @@ def _mismatch_of_targets(call: CriterionCall) -> tuple[str, str, str] | None:
 
 
 def _between(call: CriterionCall, got: str) -> str:
+    if call.function in _SIGNED:
+        return "; a target of 0 has no meaning for it, and counts as neither"
     if "target" in got:
         return (
             "; beyond that the loss has no lower bound" if call.function != "ctc_loss" else ", which it never predicts"

@@ -189,7 +189,7 @@ _GROWTH = 1.5
         fix="Use ReLU or GELU instead of sigmoid or tanh, matching initial values, residual connections, or "
         "normalization layers.",
         leads_to=(FaultEffect.STOPS_LEARNING,),
-        follows_from=("zero-init", "symmetric-init", "dead-units", "constant-input"),
+        follows_from=("zero-init", "symmetric-init", "dead-units", "constant-input", "terms-cancel"),
     ),
     order=440,
     checks="activations and gradients that grow or shrink with depth",

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from roundoff.diagnose import needs
-from roundoff.diagnose.parameter_histories import ParameterHistory, first_histories
+from roundoff.diagnose.parameter_histories import ParameterHistory, first_histories, parameter_histories
 from roundoff.diagnose.rule import Code, FaultEffect, error, rule
 from roundoff.diagnose.step_flow import PRODUCTS, first_rank, forward_ops, op_names
 from roundoff.diagnose.wording import format_short
@@ -57,7 +57,24 @@ def stuck_start_values(run: Run) -> Finding | None:
     zero = [p for p in equal if p.is_zero]
     if zero:
         return _zero_finding(looks[0], zero, histories)
-    return _symmetric_finding(looks[0], equal) if equal else None
+    return _symmetric_finding(looks[0], equal) if equal else _late_zeros(run, looks)
+
+
+def _late_zeros(run: Run, looks: Sequence[Structure]) -> Finding | None:
+    """Find weights that joined a running training, such as adapters, and are exactly 0 in every measured step."""
+    known = {p.name for p in looks[0].parameters}
+    for look in looks[1:]:
+        new = [p for p in look.parameters if p.name not in known and len(p.shape) >= 2 and p.optimizers]
+        histories = parameter_histories(run, first_rank(run), names={str(p.name) for p in new}) if new else {}
+        stuck = [p for p in new if p.name in histories and _is_stuck_at_zero(histories[str(p.name)])]
+        if stuck:
+            return _zero_finding(look, stuck, histories)
+        known |= {p.name for p in new}
+    return None
+
+
+def _is_stuck_at_zero(history: ParameterHistory) -> bool:
+    return history.is_always_zero and bool((history.norm == 0).all())
 
 
 def _stays_equal(weight: ParameterFacts, looks: Sequence[Structure], history: ParameterHistory) -> bool:

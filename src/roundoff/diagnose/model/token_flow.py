@@ -27,6 +27,13 @@ _MIN_LOSSES = 50
         fix="Invert the mask: in some functions True means hidden, in others it means visible.",
     ),
     Code(
+        name="read-after-padding",
+        means="A recurrent layer runs over the padding at the end of a row, and the model reads its state after that: "
+        "what it knew of the tokens is washed out.",
+        detected="In a replay the scores change with the padding, and not with the tokens; the model has no attention.",
+        fix="Read the output at the last real token, `out[range(len(lengths)), lengths - 1]`, or pack the rows.",
+    ),
+    Code(
         name="padding-seen",
         means="Padding changes what the model says about real tokens, although a mask was passed.",
         detected="In a replay the ids that the mask hides are exchanged, and the scores of real tokens change.",
@@ -58,6 +65,17 @@ def wrong_token_flow(run: Run) -> Finding | None:
                 "scores of earlier positions changed: they see what comes later",
                 fix="apply the causal mask in every attention layer, and use no bidirectional layer",
                 evidence=({"length": probe.length, "changed_token": probe.length - 1},),
+            )
+        if probe.sees_padding and probe.sees_tokens is False and not _attends(run) and _recurs(run):
+            return certain(
+                rule="read-after-padding",
+                confidence=0.9,
+                title="the model reads its recurrent layer after the padding",
+                why="when the padding was exchanged, the scores changed; when the tokens were, they did not: the state "
+                "that the model reads has forgotten them",
+                fix="read the output at the last real token, out[torch.arange(len(lengths)), lengths - 1], or use "
+                "pack_padded_sequence",
+                evidence=({"sees_padding": True, "sees_tokens": False},),
             )
         if probe.sees_padding and probe.sees_tokens is False:
             return certain(
@@ -94,6 +112,11 @@ def _attends(run: Run) -> bool:
     """Say whether a model has attention, which needs positions; an average of embeddings is a bag on purpose."""
     kinds = {module.kind.lower() for look in run.structures(rank=run.ranks[0]) for module in look.modules}
     return any("attention" in kind or "transformer" in kind for kind in kinds)
+
+
+def _recurs(run: Run) -> bool:
+    kinds = {module.kind for look in run.structures(rank=run.ranks[0]) for module in look.modules}
+    return any(word in kind for kind in kinds for word in ("LSTM", "GRU", "RNN"))
 
 
 def _learns_nothing(run: Run) -> bool:

@@ -39,6 +39,7 @@ _RECURRENT = ("lstm", "gru", "rnn", "cell")
             "constant-softmax",
             "eval-mode-training",
             "gradient-underflow",
+            "terms-cancel",
         ),
     ),
     order=445,

@@ -60,6 +60,8 @@ class LoopCall:
     """Whose method it is, or the first argument of a function."""
     detail: CallDetail | LossScaling = _NO_DETAIL
     """Its tensors are still tensors, and what comes from objects of the script is not checked: see `read_detail`."""
+    result: Any = None
+    """What a DataLoader gave: the iterator."""
 
     @property
     def is_written(self) -> bool:
@@ -256,7 +258,7 @@ def describe_epoch(result: Any, loader: Any, *_: Any, **__: Any) -> LoopCall:
         num_workers=getattr(loader, "num_workers", 0),
         has_worker_init=getattr(loader, "worker_init_fn", None) is not None,
     )
-    return LoopCall("epoch", loader, detail)
+    return LoopCall("epoch", loader, detail, result)
 
 
 def _length(value: Any) -> int | None:

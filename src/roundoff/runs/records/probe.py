@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, TypeVar
 
 from roundoff.runs.files.plain_json import JsonValue, object_from, optional_field
@@ -431,11 +431,119 @@ class WhatIfProbe:
     """The losses of the steps, up to the first that is bad."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricProbe:
+    """One line of the loop that turns the outputs of a trained model into choices, or compares them with targets."""
+
+    step: int
+    """When the line was first seen to do so."""
+    probe: Literal["metric"] = "metric"
+    kind: Literal["threshold", "choice", "match", "error", "loss"]
+    """A number against a threshold, the largest along an axis, `==` with targets, a difference, a loss function."""
+    source: str | None = None
+    functions: tuple[str, ...] = ()
+    """What has changed the numbers since the model returned them."""
+    shape: tuple[int, ...] = ()
+    other_shape: tuple[int, ...] = ()
+    """Of what the numbers meet: the targets."""
+    axis: int | None = None
+    threshold: float | None = None
+    min: float | None = None
+    max: float | None = None
+    share: float | None = None
+    """Which part of the answers is true."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """How often the targets have each of their values, if they are few whole numbers."""
+    counts_all: bool = False
+    """Whether the matches of all targets are averaged, and none was left out."""
+    num_calls: int = 0
+    """From how many calls of a model without gradients, of which `num_training` were in training mode."""
+    num_training: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalMatchProbe:
+    """The choices of a trained model in its last evaluation, and the class indices that they were compared with."""
+
+    step: int
+    probe: Literal["eval-match"] = "eval-match"
+    source: str | None = None
+    num_samples: int
+    share: float
+    """Which part of the choices is right."""
+    renamed_share: float
+    """Which part would be right if every class had the number that fits best, each number once."""
+    names: Mapping[str, int]
+    """That number, by the class that the model chose."""
+    num_moved: int = 0
+    """How many classes are chosen often, and nearly always where the target is one other class."""
+    own_share: float | None = None
+    """Which part is right of the targets that came in the same batch as the inputs, where these are others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalTrialProbe:
+    """What a trained model chose in its last evaluation, and with inputs made more like those of training."""
+
+    step: int
+    probe: Literal["eval-trial"] = "eval-trial"
+    num_samples: int
+    train_share: float
+    """Which part of its choices is right on training samples."""
+    share: float
+    """And in the evaluation."""
+    change: Literal["statistics", "channels"]
+    """The change that helps most: each feature gets the mean and deviation of training, or channels are reversed."""
+    changed_share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseTargetProbe:
+    """Targets with a number per pixel: how they lie on their inputs, and whether class indices are interpolated."""
+
+    step: int
+    probe: Literal["dense-target"] = "dense-target"
+    num_samples: int
+    num_edges: int
+    """Pixels between two that differ by two or more; `between_share` of them have a value between these."""
+    between_share: float
+    equal_share: float
+    """The share of pixels that are equal to their neighbour."""
+    turn: str
+    """The turn that makes a part of the targets fit their inputs better, `flipped left to right`; empty if none."""
+    turned_share: float
+    """That part, and the part that fits better as it is."""
+    kept_share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnusedLoaderProbe:
+    """A DataLoader over data that no other has, from which nothing was ever read."""
+
+    step: int
+    probe: Literal["unused-loader"] = "unused-loader"
+    name: str
+    """The variable of the script that holds it; empty if there is none."""
+    num_samples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReshapeProbe:
+    """A line outside of any graph that reshapes a tensor to the shape of one with permuted dimensions."""
+
+    step: int
+    probe: Literal["reshape"] = "reshape"
+    source: str
+    shape: tuple[int, ...]
+    new_shape: tuple[int, ...]
+
+
 Probe: TypeAlias = (
     EvalModeProbe | HalfBatchProbe | OverfitProbe | BatchMixingProbe | AxesProbe | TokenFlowProbe | DirectionProbe
     | AveragesProbe | AverageTwinProbe | LoopValueProbe | LossTermsProbe | GradientRowsProbe | WideProbe | SpikeProbe
     | WhatIfProbe | EvalInputProbe | RandomDrawsProbe | TargetTwinProbe | RemadeLayerProbe
-    | PredictorProbe
+    | PredictorProbe | MetricProbe | EvalMatchProbe | EvalTrialProbe | DenseTargetProbe
+    | UnusedLoaderProbe | ReshapeProbe
 )  # fmt: skip
 P = TypeVar("P", bound=Probe)
 
@@ -460,6 +568,12 @@ PROBE_TYPES: Mapping[str, type[Probe]] = {
     "target-twin": TargetTwinProbe,
     "remade-layer": RemadeLayerProbe,
     "predictor": PredictorProbe,
+    "metric": MetricProbe,
+    "eval-match": EvalMatchProbe,
+    "eval-trial": EvalTrialProbe,
+    "dense-target": DenseTargetProbe,
+    "unused-loader": UnusedLoaderProbe,
+    "reshape": ReshapeProbe,
 }
 
 

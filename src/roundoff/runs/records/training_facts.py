@@ -66,12 +66,22 @@ class CriterionCall:
     """`reduction`, `ignore_index`, `log_target`, `label_smoothing`, as far as they are plain values."""
     is_weighted: bool = False
     """Whether classes or samples have weights of their own."""
+    class_weights: tuple[float, ...] = ()
+    """Those of the classes; of a binary cross entropy, the one of the positive class."""
     input_shape: tuple[int, ...] = ()
     input_dtype: str = ""
     target_shape: tuple[int, ...] = ()
     target_dtype: str = ""
     made_by: str = ""
     """`softmax`, `sigmoid` or `log_softmax`, if one of these made the input; else empty."""
+    cancels: bool = False
+    """Whether it is a difference of two equal results, through both of which gradients flow."""
+    limited_by: str = ""
+    """What keeps the input within limits: `relu`, `tanh`, `sigmoid`, `cosine`, or `dropout` if that came last."""
+    num_unreachable: int = 0
+    """How many targets are beyond those limits."""
+    has_own_diagonal: bool = False
+    """Whether the input is square, with its largest and always the same number on the diagonal, which is no target."""
     value: float | None = None
     """The loss; None where it was not reduced to one number."""
     input_min: float | None = None

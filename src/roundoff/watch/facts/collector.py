@@ -24,7 +24,9 @@ from roundoff.replay.step_tape import StepTape
 from roundoff.runs import BatchFacts, Failure, HashColumns, Probe, RemadeLayerProbe, RunWriter
 from roundoff.watch.budget import TimeBudget
 from roundoff.watch.facts.average_twins import AverageTwins
+from roundoff.watch.facts.dense_targets import DensePairs
 from roundoff.watch.facts.eval_inputs import EvalInputs
+from roundoff.watch.facts.eval_trial import EvalTrial
 from roundoff.watch.facts.gradient_rows import GradientRows
 from roundoff.watch.facts.label_predictor import KeptPairs
 from roundoff.watch.facts.random_draws import RandomDraws
@@ -78,6 +80,7 @@ class FactCollector:
         self._eval_inputs = EvalInputs(training, sites)
         self._draws = RandomDraws()
         self._pairs = KeptPairs()
+        self._dense = DensePairs()
         self._target_twins = TargetTwins(training, sites)
         self._starts: dict[int, tuple[float, float, float]] = {}
         self._resumed: set[int] = set()
@@ -273,6 +276,12 @@ class FactCollector:
         targets = [*self._targets, *(x for _, x, is_target in external if is_target)]
         if given is not None and targets:
             self._pairs.add(given, targets[0])
+            self._dense.add(given, targets[0])
+
+    def compare_evaluation(self, step: int, trial: EvalTrial) -> None:
+        """Compare what was trained on with what was evaluated, and targets of pictures with these."""
+        self._collect("dense-targets", step, lambda: self._write_if_any(self._dense.compare(step)))
+        self._collect("eval-trial", step, lambda: self._write_if_any(trial.compare(self._pairs.together(), step)))
 
     def try_predicting(self, step: int) -> None:
         """Try whether the targets follow from the inputs."""

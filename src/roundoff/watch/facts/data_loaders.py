@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dis
+import gc
 import itertools
 import random
+import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import Any
@@ -14,11 +16,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from roundoff.kernels import row as columns
 from roundoff.kernels.summaries import summarize
-from roundoff.runs import ArrayContent
+from roundoff.runs import ArrayContent, UnusedLoaderProbe
 from roundoff.watch.facts.tensor_hashes import hash_in
 
 
@@ -57,6 +59,18 @@ class LoaderNumbers:
             _KnownLoader(loader=weakref.ref(loader), dataset=_weakly(dataset), content=content, number=number)
         )
         return number
+
+    def unused(self, step: int) -> Iterator[UnusedLoaderProbe]:
+        """Yield the DataLoaders of the script that nothing was read from, over data that no other reads."""
+        used = [loader for known in self._known if (loader := known.loader()) is not None]
+        if not used:
+            return
+        read = {id(loader.dataset) for loader in used}
+        variables = vars(sys.modules.get("__main__", sys))
+        for loader in gc.get_objects():
+            if type(loader) is DataLoader and id(loader.dataset) not in read and isinstance(loader.dataset, Sized):
+                name = next((name for name, value in list(variables.items()) if value is loader), "")
+                yield UnusedLoaderProbe(step=step, name=name, num_samples=len(loader.dataset))
 
 
 def _weakly(value: Any) -> weakref.ref[Any] | None:

@@ -39,6 +39,13 @@ class KeptPairs:
             self._num_samples += len(x)
             self._num_bytes += size
 
+    def together(self) -> tuple[Tensor, Tensor] | None:
+        """Return all inputs that were kept, and their targets."""
+        if not self._pairs:
+            return None
+        x, target = (torch.cat(list(parts)) for parts in zip(*self._pairs, strict=True))
+        return x, target
+
     def try_predicting(self, step: int) -> PredictorProbe | None:
         """Say how well targets that were left out are predicted, and how well after they were shuffled.
 

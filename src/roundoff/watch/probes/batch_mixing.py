@@ -23,8 +23,14 @@ from roundoff.watch.facts.step_batch import is_loss
 from roundoff.watch.probes.function_trail import CalledFunction, FunctionTrail, differ
 
 
-def batch_mixing(step: ReplayedStep) -> BatchMixingProbe | None:
-    """Change one sample, in eval mode, and check whether the outputs of others change."""
+def batch_mixing(step: ReplayedStep, *, may_be_time: bool = True) -> BatchMixingProbe | None:
+    """Change one sample, in eval mode, and check whether the outputs of others change.
+
+    Args:
+        step: to be played.
+        may_be_time: the first dimension may be time, and the second the samples, if only samples do not mix then;
+            false for a model that does not learn, where this is what may be wrong.
+    """
     size = step.batch_size
     if size is None or are_related(step, size) or learns_inside(step):
         return None
@@ -38,7 +44,8 @@ def batch_mixing(step: ReplayedStep) -> BatchMixingProbe | None:
     inputs = [tensor.copy for entry in entries for tensor in external_tensors_in((entry.args, entry.kwargs))]
     widths = {copy.shape[1] for copy in inputs if copy.dim() > 1 and copy.shape[0] == size}
     if (
-        len(widths) == 1
+        may_be_time
+        and len(widths) == 1
         and (width := widths.pop()) > 1
         and dependent_samples(step, width // 2, dim=1, size=width) == []
     ):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -91,15 +92,13 @@ def _probes_for(step: ReplayedStep, *, is_suspicious: bool) -> dict[str, RunProb
     if is_narrow(list(flatten_entries(step.tape.entries))):
         probes["wide"] = fp64_step  # what it tells is the likeliest cause then, and time may run out
     probes |= {"eval-mode": _eval_mode, "half-batch": _half_batch}
-    if is_suspicious:
-        probes["overfit"] = _overfit
     if not step.rounds_on_purpose:
-        probes |= {
-            "batch-mixing": batch_mixing,
-            "axes": axes,
-            "token-flow": token_flow,
-            "direction": gradient_direction,
-        }
+        mixing = partial(batch_mixing, may_be_time=not is_suspicious)
+        probes |= {"batch-mixing": mixing, "axes": axes, "token-flow": token_flow}
+    if is_suspicious:
+        probes["overfit"] = _overfit  # takes long
+    if not step.rounds_on_purpose:
+        probes["direction"] = gradient_direction
     return {**probes, "wide": fp64_step}
 
 
