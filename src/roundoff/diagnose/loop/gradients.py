@@ -82,7 +82,7 @@ def _find_carried_in_closure(run: Run, rank: int) -> Finding | None:
             f"added to it, so {optimizer} works with sums; this happened in {len(found)} of "
             f"{plural(looked_at, 'observed step')}",
             fix="call optimizer.zero_grad() inside the closure, before its backward",
-            evidence=(_steps(found, looked_at=looked_at), {"optimizer": optimizer, "num_carried": num_carried}),
+            evidence=(_steps(found, looked_at=looked_at), {"optimizer": str(optimizer), "num_carried": num_carried}),
         )
     return None
 
@@ -109,7 +109,7 @@ def _find_never_cleared(run: Run, rank: int) -> Finding | None:
             fix="call optimizer.zero_grad() once per step, before backward or after optimizer.step()",
             evidence=(
                 _steps([calls[place] for place in places], looked_at=looked_at),
-                {"optimizer": optimizer, "num_carried": num_carried},
+                {"optimizer": str(optimizer), "num_carried": num_carried},
             ),
         )
     return None
