@@ -31,7 +31,8 @@ def read_lines(path: Path) -> tuple[dict[str, Any], list[Any]]:
     """Return the columns of a file, and the facts about its engine; a `ValueError` says what is wrong."""
     parts = _Parts()
     with os.fdopen(open_reading(path), "rb") as file:
-        number, fields, wait, num_misses = 0, (), 0, 0
+        number, wait, num_misses = 0, 0, 0
+        fields: tuple[LineField, ...] = ()
         for block in _blocks(file):
             can_scan, at = can_scan_lines() and len(block) <= MAX_LINE_BYTES and _is_utf8(block), 0
             while at < len(block):
