@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
@@ -470,3 +471,16 @@ def test_the_formats_are_those_of_the_field():
 def test_the_report_names_the_format():
     _, optimizer = prepared("adam8", base="O2")
     assert "optimizer   state in adam8" in optimizer.report().splitlines()
+
+
+def test_weights_sharded_by_fsdp_are_refused_before_anything_changes():
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        model = nn.Linear(64, 64)
+        fully_shard(model)
+        inner = torch.optim.AdamW(model.parameters())
+        with pytest.raises(RecipeError, match="cannot pack the state of weights sharded by FSDP"):
+            apply_recipe(model, inner, "O2+adam8")
+        apply_recipe(model, inner, "O2")
+    finally:
+        torch.distributed.destroy_process_group()
