@@ -4,9 +4,10 @@ python benchmarks/watch_step.py [ROW ...] [--rounds N] [--steps N] [--seconds N]
 
 A row is a kind of training in loops.py, and can be measured alone; without any, all but the slow ones (reinforce, ode,
 lbfgs, gpt, resnet, tiny, gpt2) are measured. After `--seconds`, by default ten minutes, no further row begins: those
-left out are named. Both processes take turns of half a second. The cost of a step is a slope: CPU time over steps in
-the second half of the training, when the first steps, and what a watch tapes of every training, are over. The means,
-and the totals, have all of that.
+left out are named. Both processes run at once, and swap their two cores every half second, so that what else the
+machine does slows both. (Stopping them in turn would double the time on the clock, and with it the watch's budget.)
+The cost of a step is a slope: CPU time over steps in the second half of the training, when the first steps, and what a
+watch tapes of every training, are over. The means, and the totals, have all of that.
 
 python benchmarks/watch_step.py --in-process [--every-step] [--peers] [--json]
 
@@ -23,7 +24,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -81,7 +81,7 @@ SNAPSHOT_MB = 2048
 MEMORY = ("--snapshot-memory", f"{SNAPSHOT_MB}MB")
 MAX_FOLDER_BYTES = 50 * 2**20
 LOOPS = Path(__file__).parent / "loops.py"
-TURN_SECONDS = 0.5
+SWAP_SECONDS = 0.5
 
 
 class Training:
@@ -100,13 +100,17 @@ class Training:
             )
         self._usage: Any = None
 
-    def signal(self, number: signal.Signals) -> None:
-        """Send a signal to all of its processes."""
-        os.killpg(self._process.pid, number)
+    def use_core(self, core: int) -> None:
+        """Move all threads of all its processes to one core."""
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):  # it may have ended
+                group = int(stat.read_text().rpartition(")")[2].split()[2])
+                for task in (stat.parent / "task").iterdir() if group == self._process.pid else ():
+                    os.sched_setaffinity(int(task.name), {core})
 
-    def has_ended(self, *, waits: bool = False) -> bool:
-        """Say whether it is over, or wait until it is."""
-        pid, status, usage = os.wait4(self._process.pid, 0 if waits else os.WNOHANG)
+    def has_ended(self) -> bool:
+        """Say whether it is over."""
+        pid, status, usage = os.wait4(self._process.pid, os.WNOHANG)
         if pid and status:
             raise SystemExit(f"{' '.join(self._command)} ended with {status}: {self._output.read_text()[-2000:]}")
         self._usage = usage
@@ -135,23 +139,21 @@ class Training:
         return got
 
 
-def take_turns(trainings: list[Training]) -> None:
-    """Let trainings run until they end, one at a time, and each for a moment: what else the machine does slows all."""
-    for waiting in trainings[1:]:
-        waiting.signal(signal.SIGSTOP)
+def run_side_by_side(trainings: list[Training]) -> None:
+    """Wait until two trainings have ended, which swap their cores every moment."""
+    cores = sorted(os.sched_getaffinity(0))[:2]
     running = list(trainings)
-    while len(running) > 1:
-        time.sleep(TURN_SECONDS)
-        if not running[0].has_ended():
-            running[0].signal(signal.SIGSTOP)
-            running.append(running[0])
-        del running[0]
-        running[0].signal(signal.SIGCONT)
-    running[0].has_ended(waits=True)
+    while running:
+        for training, core in zip(trainings, cores, strict=False):
+            if training in running:
+                training.use_core(core)
+        time.sleep(SWAP_SECONDS)
+        running = [training for training in running if not training.has_ended()]
+        cores.reverse()
 
 
 def measure_row(row: str, *, rounds: int, num_steps: int, options: list[str]) -> dict[str, dict[str, float]]:
-    """Let bare and watched processes take turns; medians over the rounds."""
+    """Let bare and watched processes run side by side; medians over the rounds."""
     found: dict[str, list[dict[str, float]]] = {"bare": [], "watched": []}
     for _ in range(rounds):
         with tempfile.TemporaryDirectory() as folder:
@@ -161,7 +163,7 @@ def measure_row(row: str, *, rounds: int, num_steps: int, options: list[str]) ->
                 )
                 for kind in found
             }
-            take_turns(list(trainings.values()))
+            run_side_by_side(list(trainings.values()))
             for kind, training in trainings.items():
                 found[kind].append(training.results())
     return {kind: {key: statistics.median(got[key] for got in all_got) for key in all_got[0]}
