@@ -101,7 +101,7 @@ def test_a_call_has_its_details(record, model, optimizer):
     assert norm["total_norm"] > 0
     assert value == {"max_value": 0.125}
     assert details(run, "step") == [{"optimizer": "SGD", "lr": [0.5]}]
-    assert details(run, "scheduler") == [{"scheduler": "StepLR", "initial": False, "lr": [0.25]}]
+    assert details(run, "scheduler") == [{"scheduler": "StepLR", "initial": False, "lr": [0.25], "position": 1}]
     assert details(run, "zero_grad") == [{"of": "Linear"}, {"of": "SGD"}]
     assert details(run, "eval") == [{"module": "Linear"}]
 
