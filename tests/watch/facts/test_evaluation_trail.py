@@ -54,7 +54,7 @@ def test_a_sampler_that_uses_its_own_results_again_stays_cheap():
     for _ in range(200):
         noise = call_model(trail, model, x)
         x = see(trail, "sub", x, see(trail, "add", x, noise))
-    assert len(trail._trail_of(x).calls) <= 200  # type: ignore[union-attr]
+    assert len(trail._trail_of(x).calls) <= 200
 
 
 def test_an_iterator_whose_batches_are_seen_is_freed_as_without_us():

@@ -67,6 +67,8 @@ def _late_zeros(run: Run, looks: Sequence[Structure]) -> Finding | None:
         new = [p for p in look.parameters if p.name not in known and len(p.shape) >= 2 and p.optimizers]
         histories = parameter_histories(run, first_rank(run), names={str(p.name) for p in new}) if new else {}
         stuck = [p for p in new if p.name in histories and _is_stuck_at_zero(histories[str(p.name)])]
+        if len(new) > 1 and all(p.is_zero for p in new):
+            stuck = new  # two zeros in a row: neither can get a gradient
         if stuck:
             return _zero_finding(look, stuck, histories)
         known |= {p.name for p in new}
@@ -107,6 +109,8 @@ def _zero_finding(
         f"{join_names(learning)} {'does' if len(learning) == 1 else 'do'}"
         if without
         else "; all units of a layer then get the same gradient and stay equal"
+        if histories
+        else ", and still after the first update: where one is multiplied by another, neither gets a gradient"
     )
     return error(
         rule="zero-init",

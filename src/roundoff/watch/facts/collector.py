@@ -232,6 +232,8 @@ class FactCollector:
         if not new and not is_due:  # of models that died there is nothing left to describe
             return
         self._has_structure = True
+        late = [x for x in self._training.tensors() if id(x) not in self._starts and x.requires_grad]
+        self._starts |= start_values(late)  # after their first update, which zeros that can learn do not survive
         for found, size in new:
             self._described[found] = size
         structure = structure_of(

@@ -195,8 +195,7 @@ class EvaluationTrail:
 
     def _see_other(self, name: str, args: tuple[Any, ...], result: Any) -> None:
         """Notice masks of the targets, and who asks for their number."""
-        first: Any = args[0] if args else None
-        if name in _SIZES:
+        if name in _SIZES and isinstance(first := args[0], Tensor):
             for line in self._lines.values():
                 if line.target is not None and line.target() is first and (name != "__len__" or first.dim() == 1):
                     line.is_measured = True
