@@ -473,8 +473,8 @@ def test_the_report_names_the_format():
     assert "optimizer   state in adam8" in optimizer.report().splitlines()
 
 
-def test_weights_sharded_by_fsdp_are_refused_before_anything_changes():
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+def test_weights_sharded_by_fsdp_are_refused_before_anything_changes(tmp_path: Path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         model = nn.Linear(64, 64)
         fully_shard(model)

@@ -6,12 +6,15 @@ from roundoff.experiments.sweep.definition import read_sweep, shipped_sweeps
 PAGE = (Path(__file__).parents[3] / "docs" / "sweeps.md").read_text()
 
 
-def test_the_file_on_the_page_is_a_sweep(tmp_path: Path):
-    (text,) = re.findall(r"```toml\n(.*?)```", PAGE, re.S)
-    path = tmp_path / "batches.toml"
-    path.write_text(text)
-    names = [training.name for training in read_sweep(path).trainings]
-    assert names == ["fp32, small", "fp32, large", "O2, small", "O2, large"]
+def test_the_files_on_the_page_are_sweeps(tmp_path: Path):
+    names = []
+    for text in re.findall(r"```toml\n(.*?)```", PAGE, re.S):
+        path = tmp_path / text.split()[1]
+        path.write_text(text)
+        names.append([training.name for training in read_sweep(path).trainings])
+    batches, nvfp4 = names
+    assert batches == ["fp32, small", "fp32, large", "O2, small", "O2, large"]
+    assert nvfp4 == [f"{seed}, {recipe}" for seed in range(5) for recipe in ("fp32", "nvfp4")]
 
 
 def test_the_page_has_a_row_for_every_training_that_comes_along_or_one_for_all_its_seeds():
