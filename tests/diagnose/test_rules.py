@@ -75,7 +75,7 @@ double-step
 missing-step
 scheduler-before-step scheduler-rate
 schedule-too-long
-settings-swapped weight-decay-too-strong eps-above-gradients l2-in-adam
+settings-swapped weight-decay-too-strong eps-above-gradients decay-in-adam
 eval-mode-training
 mixed-reductions
 loss-sum-reduction

@@ -32,7 +32,7 @@ def run_with(
         ({"lr": 0.9, "momentum": 0.01}, {}, "settings-swapped"),
         ({**ADAM, "lr": 0.01, "weight_decay": 10.0}, {"factor": 0.9}, "weight-decay-too-strong"),
         ({**ADAM, "eps": 1e-3}, {"grad": 1e-6, "update": 1e-7}, "eps-above-gradients"),
-        ({**ADAM, "weight_decay": 0.1, "decoupled_weight_decay": False}, {}, "l2-in-adam"),
+        ({**ADAM, "weight_decay": 0.1, "decoupled_weight_decay": False}, {}, "decay-in-adam"),
     ],
 )
 def test_settings_that_defeat_the_optimizer_are_reported(

@@ -80,7 +80,7 @@ def _groups(run: Run, rank: int) -> Iterator[_Group]:
         leads_to=(FaultEffect.STOPS_LEARNING,),
     ),
     Code(
-        name="l2-in-adam",
+        name="decay-in-adam",
         means="Adam adds the weight decay to the gradient and then divides by the gradient's size. With a value that "
         "is meant for AdamW, most of the step is decay, and it hardly depends on `weight_decay`.",
         fix="Use `torch.optim.AdamW`, which subtracts the decay from the weights, or a far smaller value.",
@@ -180,7 +180,7 @@ def _find_coupled_decay(run: Run, rank: int, group: _Group) -> Finding | None:
     if share < _MUCH_DECAY:
         return None
     return warning(
-        rule="l2-in-adam",
+        rule="decay-in-adam",
         confidence=0.85,
         step=measured[0].step,
         rank=rank,
