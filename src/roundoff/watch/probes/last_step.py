@@ -29,6 +29,8 @@ from roundoff.watch.probes.fp64_step import fp64_step, gradient_direction
 from roundoff.watch.probes.token_flow import token_flow
 
 _OVERFIT_STEPS = 40
+_MIN_STEPS = 50
+"""A loss that has not fallen by then should have."""
 RunProbe: TypeAlias = Callable[[ReplayedStep], Probe | None]
 
 
@@ -93,7 +95,7 @@ def _probes_for(step: ReplayedStep, *, is_suspicious: bool) -> dict[str, RunProb
         probes["wide"] = fp64_step  # what it tells is the likeliest cause then, and time may run out
     probes |= {"eval-mode": _eval_mode, "half-batch": _half_batch}
     if not step.rounds_on_purpose:
-        mixing = partial(batch_mixing, may_be_time=not is_suspicious)
+        mixing = partial(batch_mixing, may_be_time=not is_suspicious or step.tape.step < _MIN_STEPS)
         probes |= {"batch-mixing": mixing, "axes": axes, "token-flow": token_flow}
     if is_suspicious:
         probes["overfit"] = _overfit  # takes long
