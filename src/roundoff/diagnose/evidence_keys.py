@@ -48,9 +48,10 @@ EVIDENCE_KEYS: Mapping[str, str] = {
     "watched": "any: what of the training was watched",
     # what replays tried
     "tried": "str: what was changed in a replay, in words",
-    "change": "str: the same as a code: rate, clip, wide or wide-site",
+    "change": "str: the same as a code: rate, clip, wide, wide-site, or that of the finding's fix",
     "is_good": "bool: the change helped",
-    "is_spike": "bool: helped means that the loss does not jump; else that losses and weights stay finite",
+    "is_spike": "bool: helped means that the loss does not jump; else that losses and weights stay finite or, of a "
+    "finding's fix, that the loss falls further",
     "effect": "str: the same in words",
     # tensors and formats
     "tensor": "str: which input or result of the op",
@@ -207,4 +208,30 @@ EVIDENCE_KEYS: Mapping[str, str] = {
     "overfit": "any: losses of a small model on the kept samples",
     "single": "any: shape of the first batches", "several": "any: shape of the batch that does not fit",
     "epochs": "int: how many epochs had the same order", "set_epoch": "any: what `set_epoch` was called with",
+    # metrics and evaluation
+    "threshold": "num: the number that outputs are compared with",
+    "min": "num?: the smallest of the outputs", "max": "num?: the largest of the outputs",
+    "axis": "int?: the axis along which the largest output is taken",
+    "ignored": "int: the label that the loss leaves out",
+    "own_share": "num: the share of right predictions with the targets that came with the inputs",
+    "renamed_share": "num: the share of right predictions with the classes renamed",
+    "names": "any: which class of the training each class of the evaluation is",
+    "train": "any: the smallest and largest target in training", "eval": "any: the same in the evaluation",
+    "turn": "str: how the inputs were turned or flipped",
+    "turned": "num: the share that fits if the targets are turned as well",
+    "kept": "num: the share that fits as they are",
+    "between": "num: the share of labels that lie between two others at an edge",
+    "edges": "int: how many edges were looked at",
+    "unused": "str: the DataLoader that is never used", "num_unused": "int: how many samples it has",
+    "new_shape": "any: the shape that it was given",
+    "limited_by": "str: the function that limits the outputs",
+    # optimizers and schedules
+    "eps": "num: the eps of the optimizer", "settings": "any: the settings of the optimizer",
+    "norm": "num: the usual norm of the gradients",
+    "left_by": "any: the optimizer whose backward left the gradients",
+    "taken": "int: how many steps the schedule took", "position": "int?: where the schedule was in its course",
+    "saved": "any: where the saved schedule was, or the steps at which checkpoints were saved",
+    "lowest": "any: the steps with the lowest evaluation losses",
+    "num_current": "int: in how many calls the target had the weights of the model",
+    "added": "num: what was added",
 }  # fmt: skip
