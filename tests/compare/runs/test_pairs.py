@@ -171,6 +171,28 @@ def test_another_loss_is_never_blamed_on_the_backward_pass(tmp_path: Path, has_i
     assert "test_pairs.py:" in found.source
 
 
+@pytest.mark.parametrize("kind", ["classes", "positives"])
+def test_another_weight_of_a_loss_function_is_not_called_other_data(tmp_path: Path, kind: str):
+    def run(name: str, weight: float) -> Run:
+        torch.manual_seed(0)
+        model = nn.Linear(8, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        x, weights = torch.randn(16, 8), torch.tensor([1.0, weight, 1.0])
+        with recording(to=tmp_path / name, inputs=True, stacks=True):
+            for _ in range(2):
+                optimizer.zero_grad()
+                if kind == "classes":
+                    F.cross_entropy(model(x), x[:, :3].argmax(1), weight=weights).backward()
+                else:
+                    F.binary_cross_entropy_with_logits(model(x), (x[:, :3] > 0).float(), pos_weight=weights).backward()
+                optimizer.step()
+        return Run.open(tmp_path / name)
+
+    verdict = findings_against(compare_runs(run("reference", 1.0), run("candidate", 4.0)))[0]
+    assert "different data" not in verdict.title
+    assert "reads a different tensor from the reference" in verdict.title
+
+
 def test_of_several_ops_that_only_one_run_has_the_first_is_named(reference: Run, tmp_path: Path):
     found = only_finding(reference, recorded(tmp_path / "run", Choices(squares=True)))
     assert (found.site, found.op) == ("<model>", "aten.relu#0")

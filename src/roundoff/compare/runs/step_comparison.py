@@ -32,6 +32,10 @@ from roundoff.runs.records.event import LOOP, NAMED, StepOp
 
 UNKNOWN_TERMS = 4096
 """A tensor that no aligned op made may be a sum of this many terms."""
+_WEIGHTED_LOSSES = (
+    "binary_cross_entropy", "binary_cross_entropy_with_logits", "cross_entropy_loss", "multi_margin_loss",
+    "multilabel_margin_loss", "nll_loss", "nll_loss2d", "nll_loss2d_forward", "nll_loss_forward", "nll_loss_nd",
+)  # fmt: skip
 SAME_TENSOR = 4.0
 """Two estimates of one distance, for a tensor and its transpose, may differ by this factor."""
 UNLIKE = replace(NOT_COMPARABLE, absolute=math.inf, relative=math.inf)
@@ -213,7 +217,7 @@ class StepWalk:
         if writer is not None:
             return replace(_divergence("forward", writer, distance, inherited=0.0, unit=unit), output=a.output)
         is_unmade = tensor_key(a) not in self._made and all(is_passing_on(op) for op in self.alignment.only_candidate)
-        is_data = is_unmade and (a.site == LOOP or not unit_of(a.dtype))
+        is_data = is_unmade and (a.site == LOOP or not unit_of(a.dtype)) and not _is_weight_of_loss(pair[0], a)
         return _divergence("data" if is_data else self._cause(pair[0]), a, distance, inherited=0.0, unit=unit)
 
     def _written_in_forward(self, op: StepOp, read: Event) -> Event | None:
@@ -333,6 +337,11 @@ def _pair_events(reference: Sequence[Event], candidate: Sequence[Event]) -> Iter
     if len(reference) == len(candidate):
         return zip(reference, candidate, strict=True)
     return [(event, by_place[event.output]) for event in reference if event.output in by_place]
+
+
+def _is_weight_of_loss(op: StepOp, read: Event) -> bool:
+    """Return whether a loss function reads a tensor as the weight of classes or samples: after scores and targets."""
+    return op_word(op) in _WEIGHTED_LOSSES and read.output not in ("input0", "input1")
 
 
 def _is_norm_of(op: StepOp, read: Event) -> bool:
