@@ -86,11 +86,7 @@ class QuietWatch(Watch):
         if with_gradients and (clock.num_attempts or clock.is_over):
             if not self._next_quiet_step():
                 return False
-        elif (
-            (with_gradients or is_in_training(module))
-            and self.followed_modules is FollowedModules.FIRST
-            and (with_gradients or not self._trail.wants_training_calls)
-        ):
+        elif (with_gradients or is_in_training(module)) and self.followed_modules is FollowedModules.FIRST:
             clock.forward(with_gradients=with_gradients)
             self._flight.mark(clock.step, PHASES[clock.phase])
         else:

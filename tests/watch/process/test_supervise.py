@@ -43,7 +43,7 @@ def test_a_killed_child_is_reported_with_its_memory_and_the_parent_dies_the_same
     (ending,) = outcome.reported
     assert (ending["signal"], ending["exit_code"], ending["rank"]) == (signal.SIGKILL, None, 0)
     assert ending["folder"] == str(outcome.folder)
-    assert ending["peak_rss_bytes"] > 50e6
+    assert ending["peak_rss_bytes"] > 20e6  # Python alone; the child loads nothing large
     assert ending["memory_bytes"] > ending["available_bytes"] > 0
     run = Run.open(outcome.folder)
     flight = run.flight()

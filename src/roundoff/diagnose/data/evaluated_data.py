@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from roundoff.diagnose import needs
 from roundoff.diagnose.loop_facts import targets_of
-from roundoff.diagnose.rule import Code, FaultEffect, on_first_rank, rule, warning
+from roundoff.diagnose.rule import Code, FaultEffect, note, on_first_rank, rule, warning
 from roundoff.diagnose.wording import format_short
 from roundoff.runs import DenseTargetProbe, EvalTrialProbe, Finding, MetricProbe, Run
 
@@ -135,13 +135,14 @@ def damaged_masks(run: Run) -> Finding | None:
             )
         is_smooth = probe.equal_share >= _SMOOTH and probe.num_edges >= _MIN_EDGES
         if is_smooth and probe.between_share >= _BETWEEN:
-            return warning(
+            return note(
                 rule="class-indices-interpolated",
-                confidence=0.9,
+                confidence=0.6,
                 step=0,
-                title="class indices of the targets were interpolated",
+                title="class indices of the targets may have been interpolated",
                 why=f"at {probe.between_share:.0%} of {probe.num_edges} edges between two classes the pixel in between "
-                "has an index between both, another class: masks were resized as if indices were brightness",
+                "has an index between both, another class: either the classes are ordered, or masks were resized as if "
+                "indices were brightness",
                 fix="resize masks with the nearest neighbour: mode='nearest'",
                 evidence=({"between": probe.between_share, "edges": probe.num_edges},),
             )

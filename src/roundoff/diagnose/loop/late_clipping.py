@@ -100,7 +100,7 @@ def _early_clipping(run: Run, rank: int) -> Finding | None:
     )
 
 
-_MANY_TIMES, _NEARLY_ALL, _MIN_CLIPS = 50.0, 0.9, 10
+_MANY_TIMES, _NEARLY_ALL, _MIN_CLIPS = 50.0, 0.9, 20
 _LITTLE_TRAVEL = 0.1
 _SCALE_FREE = ("betas", "alpha", "rho", "lambd", "etas")
 """Settings of optimizers that divide gradients by their size, so that a factor on all of them hardly matters."""

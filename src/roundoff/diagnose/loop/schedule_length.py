@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from roundoff.diagnose import needs
 from roundoff.diagnose.loop_facts import training_epochs
-from roundoff.diagnose.rule import Code, FaultEffect, on_first_rank, rule, warning
+from roundoff.diagnose.rule import Code, FaultEffect, note, on_first_rank, rule, warning
 from roundoff.diagnose.wording import format_short
 from roundoff.runs import Finding, ReadDetail, Run, SchedulerDetail
 from roundoff.words import plural
@@ -90,7 +90,8 @@ def long_schedules(run: Run, rank: int) -> Finding | None:
 def _finding(schedule: _Schedule, rank: int, *, title: str, why: str) -> Finding:
     per_batch = "call scheduler.step() after every optimizer.step(), inside the loop over batches"
     counted = "set the lengths of the schedule in the unit in which scheduler.step() is called"
-    return warning(
+    make = warning if schedule.is_per_epoch else note  # a training may be cut short
+    return make(
         rule="schedule-too-long",
         confidence=0.9,
         step=schedule.num_steps - 1,

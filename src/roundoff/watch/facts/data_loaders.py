@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dis
-import gc
 import itertools
 import random
 import sys
@@ -67,9 +66,8 @@ class LoaderNumbers:
             return
         read = {id(loader.dataset) for loader in used}
         variables = vars(sys.modules.get("__main__", sys))
-        for loader in gc.get_objects():
+        for name, loader in list(variables.items()):
             if type(loader) is DataLoader and id(loader.dataset) not in read and isinstance(loader.dataset, Sized):
-                name = next((name for name, value in list(variables.items()) if value is loader), "")
                 yield UnusedLoaderProbe(step=step, name=name, num_samples=len(loader.dataset))
 
 

@@ -232,8 +232,8 @@ class EvaluationTrail:
         if not isinstance(other, Tensor) or other.dim() == 0:
             return None
         own, theirs = (x, other) if self._trail_of(x) is not None else (other, x)
-        if self._trail_of(theirs) is not None:
-            return None
+        if self._trail_of(theirs) is not None or theirs.requires_grad:
+            return None  # two models are compared, a teacher and its student
         if name in _MATCHES:
             found: dict[str, Any] = {"share": _share(made), "counts": _counts(theirs)}
             line = self._note("match", trail, source, step, own, theirs, functions=before, **found)
@@ -370,11 +370,16 @@ def _tensors_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tenso
 
 def _share(made: list[Tensor]) -> float | None:
     x = made[0] if made else None
-    return float(x.double().mean()) if x is not None and 0 < x.numel() <= _MAX_ELEMENTS else None
+    return float(x.double().mean()) if x is not None and _can_be_read(x) else None
+
+
+def _can_be_read(x: Tensor) -> bool:
+    """Return whether the values of a tensor can be looked at: reading those of a device would wait for it."""
+    return 0 < x.numel() <= _MAX_ELEMENTS and x.is_cpu and not x.is_complex() and not x.is_nested
 
 
 def _range(x: Tensor) -> dict[str, float]:
-    if not 0 < x.numel() <= _MAX_ELEMENTS:
+    if not _can_be_read(x):
         return {}
     low, high = (float(bound) for bound in x.detach().aminmax())
     return {"min": low, "max": high} if low - low == 0 == high - high else {}
@@ -385,7 +390,7 @@ def _is_whole(x: Tensor) -> bool:
 
 
 def _counts(x: Tensor) -> dict[str, int]:
-    if x.is_floating_point() or not 0 < x.numel() <= _MAX_ELEMENTS:
+    if x.is_floating_point() or not _can_be_read(x):
         return {}
     values, counts = x.unique(return_counts=True)
     if len(values) > _MAX_CLASSES:
