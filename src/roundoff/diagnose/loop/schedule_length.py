@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from roundoff.diagnose import needs
 from roundoff.diagnose.loop_facts import training_epochs
@@ -35,6 +37,8 @@ class _Schedule:
     is_per_epoch: bool
     highest: float
     last: float
+    has_learned: bool
+    """Whether the loss has fallen all the same."""
 
 
 @rule(
@@ -90,7 +94,7 @@ def long_schedules(run: Run, rank: int) -> Finding | None:
 def _finding(schedule: _Schedule, rank: int, *, title: str, why: str) -> Finding:
     per_batch = "call scheduler.step() after every optimizer.step(), inside the loop over batches"
     counted = "set the lengths of the schedule in the unit in which scheduler.step() is called"
-    make = warning if schedule.is_per_epoch else note  # a training may be cut short
+    make = warning if schedule.is_per_epoch or not schedule.has_learned else note  # a training may be cut short
     return make(
         rule="schedule-too-long",
         confidence=0.9,
@@ -127,7 +131,14 @@ def _schedule(run: Run, rank: int) -> _Schedule | None:
         is_per_epoch=is_per_epoch and (len(training_epochs(run, rank)) > 1 or len(own) > 1),
         highest=max(rate for _, rate in rates),
         last=rates[-1][1],
+        has_learned=_has_fallen([metric.loss for metric in run.metrics(rank=rank) if metric.loss is not None]),
     )
+
+
+def _has_fallen(losses: Sequence[float]) -> bool:
+    """Return whether the losses of the last tenth are lower than those of the first."""
+    tenth = -(-len(losses) // 10)
+    return bool(losses) and median(losses[-tenth:]) < median(losses[:tenth])
 
 
 @rule(

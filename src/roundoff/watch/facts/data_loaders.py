@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import gc
 import itertools
 import random
 import sys
@@ -40,6 +41,8 @@ class LoaderNumbers:
 
     def __init__(self) -> None:
         self._known: list[_KnownLoader] = []
+        self._before: weakref.WeakSet[Any] = weakref.WeakSet(_loaders_alive())
+        """Those of other trainings in this process."""
 
     def number_of(self, loader: Any, content: tuple[ArrayContent, ...]) -> int:
         """Return the number of a loader; `content` describes what its data set holds in memory."""
@@ -66,9 +69,15 @@ class LoaderNumbers:
             return
         read = {id(loader.dataset) for loader in used}
         variables = vars(sys.modules.get("__main__", sys))
-        for name, loader in list(variables.items()):
-            if type(loader) is DataLoader and id(loader.dataset) not in read and isinstance(loader.dataset, Sized):
+        for loader in _loaders_alive():
+            is_new = loader not in self._before and id(loader.dataset) not in read
+            if is_new and isinstance(loader.dataset, Sized):
+                name = next((name for name, value in list(variables.items()) if value is loader), "")
                 yield UnusedLoaderProbe(step=step, name=name, num_samples=len(loader.dataset))
+
+
+def _loaders_alive() -> Iterator[Any]:
+    return (found for found in gc.get_objects() if type(found) is DataLoader)
 
 
 def _weakly(value: Any) -> weakref.ref[Any] | None:
