@@ -37,6 +37,8 @@ _NUM_STEPS = 24
 """A fix is followed for this many steps: those that were taped, again and again."""
 _MAX_TAPES = 12
 _MAX_FIXES = 3
+_LEARNED = 0.05
+"""Where only this share of the first loss is left, a fix cannot show that it helps."""
 _MIN_GAIN = 0.05
 """A fix has helped if the loss falls by this share of itself more than it does without."""
 _SCALE = 2.0**12
@@ -92,7 +94,11 @@ def try_fixes(writer: RunWriter, training: Training, paths: Sequence[ReplayPath]
     rules = [rule for rule in dict.fromkeys(rules) if rule in FIXES][:_MAX_FIXES]
     metrics = run.metrics() if rules else []
     scales = {row.step: row.loss_scale for row in metrics if row.loss_scale}
-    replays = [_Replay(training, path, scale=scales.get(path[0].step, 1.0), until=until) for path in paths]
+    first_loss = next((abs(row.loss) for row in metrics if row.loss is not None), 0.0)
+    replays = [
+        _Replay(training, path, scale=scales.get(path[0].step, 1.0), min_loss=_LEARNED * first_loss, until=until)
+        for path in paths
+    ]
     for rule in rules:
         try:
             for found in _try_until_good(rule, FIXES[rule](training, metrics), replays):
@@ -116,8 +122,8 @@ def _try_until_good(rule: str, fixes: Sequence[Change], replays: Sequence[_Repla
 class _Replay:
     """Some steps that can be played again and again; how their loss goes unchanged is found out once."""
 
-    def __init__(self, training: Training, path: ReplayPath, *, scale: float, until: float) -> None:
-        self._training, self._scale, self._until = training, scale, until
+    def __init__(self, training: Training, path: ReplayPath, *, scale: float, min_loss: float, until: float) -> None:
+        self._training, self._scale, self._min_loss, self._until = training, scale, min_loss, until
         self._path = (path[0], path[1][:_MAX_TAPES])
 
     @functools.cached_property
@@ -127,7 +133,7 @@ class _Replay:
     def try_fix(self, rule: str, fix: Change) -> WhatIfProbe | None:
         """Play the steps with a fix; None if they cannot show whether it helps, or do not accept it."""
         before = self._unchanged
-        if len(before) < 2 or not math.isfinite(before[0]):
+        if len(before) < 2 or not self._min_loss <= abs(before[0]) < math.inf:
             return None
         after = self._play(fix)
         if not after:
