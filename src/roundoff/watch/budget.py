@@ -15,7 +15,7 @@ from roundoff.watch.settings import WatchSettings
 _FREE_SECONDS_PER_STEP = 100e-6
 """Even a step too short for its share to pay for two empty hooks may be watched for this long, all included."""
 _UNTIMED_SECONDS = 40e-6
-"""What a step costs around the hooks that time themselves: torch's calls of them, our wrappers, cold caches. Measured."""
+"""What a step costs around the hooks that time themselves: torch's calls of them, wrappers, cold caches; measured."""
 _START_SECONDS = 1.5
 """The steps that are watched in full may cost this much together, however short they are themselves."""
 _TAPING_CREDIT_SECONDS = 1.5
