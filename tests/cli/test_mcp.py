@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
-from roundoff.cli.mcp import MAX_LETTERS, bounded
+from roundoff.cli.mcp import MAX_LETTERS, cut_to_size
 from tests.report.sample_runs import record_run
 
 TOOLS = ["list_runs", "diagnose", "explain", "events", "compare", "replay", "what_if", "plan"]
@@ -73,6 +73,6 @@ def test_an_agent_finds_out_what_is_wrong_and_nothing_is_written(tmp_path: Path)
 
 
 def test_a_long_result_is_cut_and_says_by_how_much():
-    cut = bounded({"rows": [{"site": "x" * 100, "numbers": list(range(40))} for _ in range(1000)]})
+    cut = cut_to_size({"rows": [{"site": "x" * 100, "numbers": list(range(40))} for _ in range(1000)]})
     assert len(json.dumps(cut)) <= MAX_LETTERS + 200
     assert cut["left_off"]["rows"] == 1000 - len(cut["rows"])

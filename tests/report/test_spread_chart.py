@@ -1,8 +1,8 @@
-from roundoff.report.spread_chart import Spread, spread_chart
+from roundoff.report.spread_chart import MeanAndRange, spread_chart
 
 LINES = {
-    "half": {"32": Spread(mean=0.95, low=0.9, high=1.0), "512": Spread(mean=0.1, low=0.1, high=0.1)},
-    "O2 <b>": {"512": Spread(mean=0.9, low=0.88, high=0.93)},
+    "half": {"32": MeanAndRange(mean=0.95, low=0.9, high=1.0), "512": MeanAndRange(mean=0.1, low=0.1, high=0.1)},
+    "O2 <b>": {"512": MeanAndRange(mean=0.9, low=0.88, high=0.93)},
 }
 
 
@@ -15,7 +15,7 @@ def test_every_label_and_every_line_is_named_and_described():
 
 
 def test_a_bar_goes_from_the_lowest_to_the_highest():
-    chart = spread_chart({"half": {"32": Spread(mean=0.5, low=0.0, high=1.0)}}, axis="batch", name="top-1")
+    chart = spread_chart({"half": {"32": MeanAndRange(mean=0.5, low=0.0, high=1.0)}}, axis="batch", name="top-1")
     assert 'y1="286.0" y2="12.0"' in chart
     assert 'cy="149.0"' in chart
 

@@ -92,7 +92,7 @@ class RunTools:
             shown = [row.to_object() for row in rows[: max(1, limit)]]
             for row in shown:
                 row.pop("losses", None)
-            return bounded({"runs": shown, "num_runs": len(rows)})
+            return cut_to_size({"runs": shown, "num_runs": len(rows)})
 
     def diagnose(self, run: str) -> dict[str, Any]:
         """Say what went wrong in a run, the verdict first: where, why, and the edits that fix it, as file and line."""
@@ -104,7 +104,7 @@ class RunTools:
             answers = {str(answer): sum(each.answer is answer for each in view.answers) for answer in Answer}
             findings = [finding.to_object() for finding in view.findings]
             coverage = coverage_of(view.run).to_object()
-            return bounded({"run": run, **coverage, "findings": findings, "rules": answers})
+            return cut_to_size({"run": run, **coverage, "findings": findings, "rules": answers})
 
     def explain(self, run: str, finding: str) -> dict[str, Any]:
         """Explain one finding by its id or code: what the code means, all measurements, the edits, and what follows."""
@@ -112,7 +112,7 @@ class RunTools:
         from roundoff.report.explanation import explain_finding
 
         with _tool_errors():
-            return bounded(explain_finding(view_run(self._open(run)).findings, finding).to_object())
+            return cut_to_size(explain_finding(view_run(self._open(run)).findings, finding).to_object())
 
     def events(
         self,
@@ -138,7 +138,7 @@ class RunTools:
             events = [{k: v for k, v in event.to_object().items() if k not in _LARGE} for event in chosen[:limit]]
             following = offset + limit if len(chosen) > limit else None
             known = {"recorded_steps": opened.steps, "replayed_steps": opened.replayed_steps}
-            return bounded({"events": events, "next_offset": following, **known})
+            return cut_to_size({"events": events, "next_offset": following, **known})
 
     def compare(self, reference: str, candidate: str, step: int | None = None) -> dict[str, Any]:
         """Find the first op in which one run differs from another by more than their formats explain."""
@@ -151,11 +151,11 @@ class RunTools:
         with _tool_errors():
             runs = self._open(reference), self._open(candidate)
             if layouts_differ(*runs):
-                return bounded(report_on_layouts(*runs, None, step=step).to_object())
+                return cut_to_size(report_on_layouts(*runs, None, step=step).to_object())
             comparison = compare_runs(*runs, step=step)
             finding = next(iter(findings_against(comparison)), None)
             compared = ComparedRuns(comparison=comparison, finding=finding, reference=reference, candidate=candidate)
-            return bounded({"differs": compared.differs, **compared.to_object()})
+            return cut_to_size({"differs": compared.differs, **compared.to_object()})
 
     def replay(
         self, run: str, step: int | None = None, builder: str | None = None, recipe: str | None = None
@@ -173,7 +173,7 @@ class RunTools:
                 options = {"--builder": builder, "--recipe": recipe, "--step": step}
                 return self._run_command("replay", str(opened.path), options)
             saved_step, rank = find_saved_step(opened, step=step, rank=None)
-            return bounded({"run": run, **describe_saved_step(saved_step, rank=rank).to_object()})
+            return cut_to_size({"run": run, **describe_saved_step(saved_step, rank=rank).to_object()})
 
     def what_if(
         self, run: str, builder: str | None = None, lr: str | None = None, clip: float | None = None,
@@ -190,7 +190,7 @@ class RunTools:
             if builder is not None:
                 options = {"--builder": builder, "--lr": lr, "--clip": clip, "--wide": wide}
                 return self._run_command("what-if", str(opened.path), options)
-            return bounded({"run": run, "tried": [object_of(probe) for probe in opened.probes(WhatIfProbe)]})
+            return cut_to_size({"run": run, "tried": [object_of(probe) for probe in opened.probes(WhatIfProbe)]})
 
     def plan(self, run: str, steps: int | None = None) -> dict[str, Any]:
         """Return the command that makes a mixed-precision recipe for the training of a run.
@@ -220,7 +220,7 @@ class RunTools:
             done = subprocess.run(
                 line, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, stdin=subprocess.DEVNULL, check=False
             )
-            return bounded({"exit_code": done.returncode, **json.loads(done.stdout[done.stdout.index("{") :])})
+            return cut_to_size({"exit_code": done.returncode, **json.loads(done.stdout[done.stdout.index("{") :])})
         except subprocess.TimeoutExpired:
             raise ServeError.explain(f"`roundoff {command}` took more than {TIMEOUT_SECONDS} s.") from None
         except ValueError:
@@ -232,10 +232,10 @@ _MAX_TEXT = 2_000
 """Where a result is too long, texts are cut to this many characters."""
 
 
-def bounded(value: Mapping[str, JsonValue], *, most: int = MAX_LETTERS) -> dict[str, Any]:
+def cut_to_size(value: Mapping[str, JsonValue], *, most: int = MAX_LETTERS) -> dict[str, Any]:
     """Return a result as plain JSON values; where it is too long, lists and texts are cut; `left_off` says how much.
 
-    >>> bounded({"rows": list(range(9)), "loss": float("nan")}, most=45)
+    >>> cut_to_size({"rows": list(range(9)), "loss": float("nan")}, most=45)
     {'rows': [0, 1, 2, 3, 4], 'loss': 'nan', 'left_off': {'rows': 4}}
     """
     from roundoff.runs import to_json

@@ -50,7 +50,7 @@ class _Codes:
         script = None if self._script is None else self._code(self._script)
         writer = _WRITERS.get(finding.rule)
         if script is not None and writer is not None and (edits := writer(finding, script)):
-            return script.checked(edits)
+            return script.keep_valid(edits)
         name, _, number = (finding.source or "").rpartition(":")
         if number.isdecimal() and (code := self._code(name)) is not None:
             return code.change(int(number))

@@ -103,7 +103,7 @@ def _tie(finding: Finding, code: ScriptCode) -> list[Edit]:
     """Assign the parameter itself where the script copies it: `head.weight.data.copy_(embedding.weight.data)`."""
     name = ".".join((finding.parameter or "").split(".")[-2:])
     for statement in (node for node in ast.walk(code.tree) if isinstance(node, ast.stmt)):
-        sides = _copied(statement)
+        sides = _copied_pair(statement)
         if name and sides is not None and sides[0].endswith(name):
             return code.replace(statement, f"{sides[0]} = {sides[1]}")
     for number, line in enumerate(code.lines, 1):
@@ -112,7 +112,7 @@ def _tie(finding: Finding, code: ScriptCode) -> list[Edit]:
     return []
 
 
-def _copied(statement: ast.stmt) -> tuple[str, str] | None:
+def _copied_pair(statement: ast.stmt) -> tuple[str, str] | None:
     """Return the two parameters of a statement that copies one to the other, without `.data` and copies of it."""
     if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
         to, what = statement.targets[0], statement.value

@@ -167,7 +167,7 @@ class ScriptCode:
             return self.change(like)  # something is before it on its line
         return [Edit(file=self.file, line=line, action="insert", new=before + text)]
 
-    def checked(self, edits: list[Edit]) -> list[Edit]:
+    def keep_valid(self, edits: list[Edit]) -> list[Edit]:
         """Return the edits; if the script would not be valid Python with them, those that only point to the lines."""
         lines = list(self.lines)
         for edit in sorted(edits, key=lambda edit: -edit.line):

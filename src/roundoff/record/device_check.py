@@ -15,7 +15,7 @@ from roundoff.record.event_selection import EventFilter, EventSelection
 from roundoff.record.ops.interceptor import OpInterceptor, OpPlace
 from roundoff.record.ops.op_table import OpInfo, computed_tensors
 from roundoff.record.reference import Reference
-from roundoff.record.reference.exact_rerun import Piece, run_again, run_in_fp64
+from roundoff.record.reference.exact_rerun import CallPiece, run_again, run_in_fp64
 from roundoff.record.reference.judge import ErrorTally
 from roundoff.record.reference.op_call import OpCall, Signature
 from roundoff.record.reference.output_scales import scales
@@ -249,7 +249,7 @@ class _HostJudge(Reference):
     def _home(self, tensor: Tensor) -> Tensor:
         return tensor.cpu()
 
-    def _judge(self, piece: Piece, tallies: Sequence[ErrorTally | None]) -> None:
+    def _judge(self, piece: CallPiece, tallies: Sequence[ErrorTally | None]) -> None:
         references = run_in_fp64(piece.call)
         sizes = scales(piece.call, references)
         here = _attempt(lambda: run_again(piece.call))

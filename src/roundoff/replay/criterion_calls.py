@@ -93,7 +93,7 @@ class CriterionWatcher(FunctionMode):
             try:
                 given = _arguments(func, name, args, kwargs or {})
                 if given is None and _cancels(name, args):
-                    self.found.append(self._cancelled(args[0]))
+                    self.found.append(self._call_of_cancelled_terms(args[0]))
                 elif given is not None and type(result) is Tensor:
                     with hidden_from_modes(), torch.no_grad():
                         self.found.append(self._describe(_PAIRS.get(name, name), given, result))
@@ -101,7 +101,7 @@ class CriterionWatcher(FunctionMode):
                 self.failure = error  # ours: the step itself goes on
         return result
 
-    def _cancelled(self, x: Tensor) -> CriterionCall:
+    def _call_of_cancelled_terms(self, x: Tensor) -> CriterionCall:
         line = self._sources.here()
         source = self._sources.lines[line] if line >= 0 else None
         shape = tuple(x.shape)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TextIO, cast
 from roundoff.console import PLAIN, Paint, Style, can_draw, columns
 from roundoff.diagnose.quoted_code import find_source
 from roundoff.report.loss_curve import curve_lines
-from roundoff.report.parts import WIDTH, Code, Facts, Note, Part, Sentence, to_text
+from roundoff.report.parts import WIDTH, CodeBlock, Facts, Note, Part, Sentence, to_text
 from roundoff.runs import RULE_FAILED, Answer, Edit, Failure, Finding, RuleAnswer, Severity, failures_line
 from roundoff.words import join_words, plural
 
@@ -180,14 +180,14 @@ def message_of(finding: Finding) -> str:
     return " ".join(map(_end_sentence, said))
 
 
-def code_of(finding: Finding) -> list[Code]:
+def code_of(finding: Finding) -> list[CodeBlock]:
     """Return the lines of code that a finding quotes, if it does."""
     for item in finding.evidence:
         if isinstance(item, dict) and isinstance(lines := item.get("code"), list) and lines:
             number = (finding.source or "").rpartition(":")[2]
             first = item.get("from_line")
             if number.isdecimal() and isinstance(first, int):
-                return [Code(lines=[str(line) for line in lines], from_line=first, marked=int(number))]
+                return [CodeBlock(lines=[str(line) for line in lines], from_line=first, marked=int(number))]
     return []
 
 

@@ -109,7 +109,7 @@ class Sentence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Code:
+class CodeBlock:
     """Lines of a source file, one of them marked."""
 
     lines: Sequence[str]
@@ -173,7 +173,7 @@ class TablePart:
     page_note: str = ""
 
 
-Part = Sentence | Code | Heading | Note | Facts | CurvePicture | TablePart
+Part = Sentence | CodeBlock | Heading | Note | Facts | CurvePicture | TablePart
 
 
 def to_text(parts: Sequence[Part], *, width: int = WIDTH, paint: Paint = PLAIN) -> str:
@@ -190,7 +190,7 @@ def _lines(part: Part, width: int, paint: Paint) -> list[str]:
     match part:
         case Sentence():
             return _sentence_lines(part, width, paint)
-        case Code():
+        case CodeBlock():
             lines = [f"{_INDENT}{line}"[:width].rstrip() for line in code_lines(part)]
             return [paint(line, "marked" if line.startswith(f"{_INDENT}>") else "faint") for line in lines]
         case Heading(text):
@@ -205,10 +205,10 @@ def _lines(part: Part, width: int, paint: Paint) -> list[str]:
             return [paint(line) for line in _table_lines(part)]
 
 
-def code_lines(code: Code) -> list[str]:
+def code_lines(code: CodeBlock) -> list[str]:
     """Return lines of code with their numbers, without the indentation that all of them share.
 
-    >>> code_lines(Code(lines=["    for x in data:", "        y = f(x)"], from_line=9, marked=10))
+    >>> code_lines(CodeBlock(lines=["    for x in data:", "        y = f(x)"], from_line=9, marked=10))
     ['   9 | for x in data:', '> 10 |     y = f(x)']
     """
     lines = textwrap.dedent("\n".join(code.lines)).split("\n")
@@ -266,7 +266,7 @@ def _element(part: Part) -> Html:
     match part:
         case Sentence(text=text, source=source):
             return tag("p", text, *([" ", tag("code", source)] if source else []), class_="verdict")
-        case Code():
+        case CodeBlock():
             return tag("pre", "\n".join(code_lines(part)), class_="code")
         case Heading(text):
             return tag("h2", text)

@@ -13,7 +13,7 @@ _COLOURS = ("#0b63b0", "#c2410c", "#15803d", "#7e22ce", "#a16207", "#0f766e", "#
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
+class MeanAndRange:
     """The mean of several trainings, and their lowest and highest."""
 
     mean: float
@@ -21,7 +21,7 @@ class Spread:
     high: float
 
 
-def spread_chart(lines: Mapping[str, Mapping[str, Spread]], *, axis: str, name: str) -> Html:
+def spread_chart(lines: Mapping[str, Mapping[str, MeanAndRange]], *, axis: str, name: str) -> Html:
     """Draw shares between 0 and 1: labels of `axis` from left to right, a line for each key, bars from low to high."""
     labels = list(dict.fromkeys(label for line in lines.values() for label in line))
     sentence = f"{name} by {axis}, one line for each of {', '.join(lines)}; the table has the numbers"
@@ -58,7 +58,7 @@ def _across(place: int, num_labels: int, *, nth: int = 0, num_lines: int = 1) ->
     return round(_LEFT + room * (place + 0.5) + (nth - (num_lines - 1) / 2) * min(6.0, room / (num_lines + 1)), 1)
 
 
-def _line(line: Mapping[str, Spread], labels: Sequence[str], *, nth: int, num_lines: int) -> list[Html]:
+def _line(line: Mapping[str, MeanAndRange], labels: Sequence[str], *, nth: int, num_lines: int) -> list[Html]:
     at = {label: _across(labels.index(label), len(labels), nth=nth, num_lines=num_lines) for label in line}
     path = " ".join(f"{at[label]},{_down(line[label].mean)}" for label in labels if label in line)
     marks = [

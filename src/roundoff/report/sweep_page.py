@@ -9,7 +9,7 @@ from roundoff.report.loss_curve import loss_curve
 from roundoff.report.markup import Html, join_html, tag
 from roundoff.report.page import facts, page, section
 from roundoff.report.parts import Cell, Mark, TableColumn, TableRow, table
-from roundoff.report.spread_chart import Spread, spread_chart
+from roundoff.report.spread_chart import MeanAndRange, spread_chart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class OverSeeds:
 
     columns: Sequence[TableColumn]
     rows: Sequence[TableRow]
-    spreads: Mapping[str, Mapping[str, Spread]]
+    spreads: Mapping[str, Mapping[str, MeanAndRange]]
     axis: str
     """The second axis, which goes from left to right."""
 

@@ -613,7 +613,7 @@ class Watch(WatchedRun, LoopFollower):
             self._in_facts(self._facts.evaluated, call.module, self.clock.step, args, call.keyword_arguments())
         if call.is_by_loop and not torch.is_grad_enabled():
             fully = self.is_fully_watched
-            self._in_facts(self._facts.asked, call.module, args, self.clock.step, fully=fully)
+            self._in_facts(self._facts.called_without_gradients, call.module, args, self.clock.step, fully=fully)
         if self._is_followed(call):
             self._given = args, call.keyword_arguments()
         if self._tape.is_paused:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from roundoff.compare.logprobs.explanation import Cause, Explanation
+from roundoff.compare.logprobs.explanation import Cause, CauseExplanation
 from roundoff.compare.logprobs.logprob_comparison import LogprobComparison, compare_logprobs
 from roundoff.compare.logprobs.logprob_files import read_logprobs
 from roundoff.compare.logprobs.save_logprobs import save_logprobs
@@ -20,7 +20,7 @@ def compare(folder: Path, **settings) -> LogprobComparison:
     return compare_logprobs(read_logprobs(reference), read_logprobs(candidate))
 
 
-def explain(folder: Path, **settings) -> Explanation:
+def explain(folder: Path, **settings) -> CauseExplanation:
     found = compare(folder, **settings).explanation
     assert found is not None
     return found

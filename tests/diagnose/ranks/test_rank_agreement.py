@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from roundoff.diagnose.ranks.agreement import Agreement, rank_agreement
+from roundoff.diagnose.ranks.agreement import RankAgreement, rank_agreement
 from tests.report.sample_runs import write_metrics_run, write_ranks_run
 
 NAMES = ["fc.weight", "fc.bias"]
 
 
-def found(folder: Path, odd, **settings: int) -> dict[str, Agreement]:
+def found(folder: Path, odd, **settings: int) -> dict[str, RankAgreement]:
     run = write_ranks_run(folder, names=NAMES, odd=odd, **settings)
     return {each.kind: each for each in rank_agreement(run)}
 

@@ -1,6 +1,6 @@
 from roundoff.experiments.sweep.seed_groups import group_by_labels, has_several_seeds, seeds_table, spreads_by_axes
 from roundoff.experiments.sweep.sweep_rows import TEXT_COLUMNS, SweepRow
-from roundoff.report.spread_chart import Spread
+from roundoff.report.spread_chart import MeanAndRange
 from roundoff.words import text_table
 
 AXES = ("seed", "recipe", "batch")
@@ -38,7 +38,7 @@ def test_rows_without_an_axis_of_seeds_are_groups_of_one():
 
 def test_a_chart_has_a_line_for_each_label_of_the_first_axis():
     assert spreads_by_axes(ROWS, AXES) == {
-        "half": {"32": Spread(mean=0.95, low=0.9, high=1.0), "512": Spread(mean=0.2, low=0.1, high=0.3)}
+        "half": {"32": MeanAndRange(mean=0.95, low=0.9, high=1.0), "512": MeanAndRange(mean=0.2, low=0.1, high=0.3)}
     }
 
 

@@ -73,12 +73,12 @@ def read_optimizer_name(name: str, *, parameters: Sequence[str], others: Contain
         return OptimizerName(slot=SLOTS_OF_OPTAX[of_optax["slot"]] if has_mu else "square_avg", owner=of_optax["owner"])
     if of_paddle := _OF_PADDLE.fullmatch(name):
         owner = of_paddle["owner"]
-        return _named(of_paddle["slot"], owner, has=lambda word: f"{owner}_{word}_0" in others)
+        return _name_of_state(of_paddle["slot"], owner, has=lambda word: f"{owner}_{word}_0" in others)
     first, _, rest = name.partition(".")
     if first in SLOTS and rest:
         is_adamax = "beta1_power" in others and "beta2_power" not in others
         word = "inf_norm" if first == "moment2" and is_adamax else first
-        return _named(word, rest, has=lambda word: f"{word}.{rest}" in others)
+        return _name_of_state(word, rest, has=lambda word: f"{word}.{rest}" in others)
     words = name.split(".")
     if words[-1] not in SLOTS:
         return None
@@ -90,7 +90,7 @@ def read_optimizer_name(name: str, *, parameters: Sequence[str], others: Contain
     return OptimizerName(slot=SLOTS[words[-1]], owner=owner) if owner else None
 
 
-def _named(word: str, owner: str, *, has: Callable[[str], bool]) -> OptimizerName | None:
+def _name_of_state(word: str, owner: str, *, has: Callable[[str], bool]) -> OptimizerName | None:
     """Return a state of MindSpore or Paddle by its word, whose meaning depends on what else its optimizer `has`."""
     slot: str | None = SLOTS[word]
     if word == "accum" and (has("stat") or has("accum_update")):
@@ -308,7 +308,7 @@ TRIED_AXES: dict[int, tuple[Axes, ...]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
+class ShapeFit:
     """How a candidate's shape fits a reference's."""
 
     axes: Axes | None
@@ -323,22 +323,22 @@ def fit(
     *,
     reference_axes: Axes | None = None,
     candidate_axes: Axes | None = None,
-) -> Fit | None:
+) -> ShapeFit | None:
     """Return how a candidate's shape fits a reference's, or None; axes of length 1 are ignored.
 
     `reference_axes` and `candidate_axes` are the permutations of each to PyTorch's layout.
 
     >>> fit((10, 5), (5, 10), candidate_axes=(1, 0))
-    Fit(axes=(1, 0), is_expected=True)
+    ShapeFit(axes=(1, 0), is_expected=True)
     >>> fit((10, 5), (5, 10))
-    Fit(axes=(1, 0), is_expected=False)
+    ShapeFit(axes=(1, 0), is_expected=False)
     """
     expected = _compose_permutations(candidate_axes, reference_axes)
     if _fits(reference, candidate, expected):
-        return Fit(axes=expected, is_expected=True)
+        return ShapeFit(axes=expected, is_expected=True)
     for axes in (None, *TRIED_AXES.get(len(candidate), ())):
         if _fits(reference, candidate, axes):
-            return Fit(axes=axes, is_expected=False)
+            return ShapeFit(axes=axes, is_expected=False)
     return None
 
 

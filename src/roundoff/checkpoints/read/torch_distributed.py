@@ -54,7 +54,7 @@ def read_torch_distributed(folder: Path) -> tuple[dict[str, Any], FileBytes]:
     if not isinstance(described, dict) or not isinstance(places, dict):
         raise metadata.error("it does not describe a checkpoint")
     try:
-        parts = _Parts(metadata, places)
+        parts = _ShardParts(metadata, places)
         values = {name: _value(name, value, parts) for name, value in described.items()}
     except ValueError as error:
         raise metadata.error(str(error)) from error
@@ -83,7 +83,7 @@ def _path(name: str, paths: Any) -> tuple[str | int, ...]:
     return (name,)
 
 
-class _Parts:
+class _ShardParts:
     """The file and position of every part, by name and offset; each file is opened once."""
 
     def __init__(self, metadata: FileBytes, places: dict[Any, Any]) -> None:
@@ -122,7 +122,7 @@ class _Parts:
         return self._files[name]
 
 
-def _value(name: Any, described: Any, parts: _Parts) -> Any:
+def _value(name: Any, described: Any, parts: _ShardParts) -> Any:
     if not isinstance(name, str) or not isinstance(described, PickledObject):
         raise ValueError("it describes something without a name")
     size, chunks = described.attribute("size"), described.attribute("chunks")
@@ -135,7 +135,7 @@ def _value(name: Any, described: Any, parts: _Parts) -> Any:
     raise ValueError(f"{name[:100]!r} is not described")
 
 
-def _chunk(name: str, dtype: str, described: Any, parts: _Parts) -> _Chunk:
+def _chunk(name: str, dtype: str, described: Any, parts: _ShardParts) -> _Chunk:
     offsets, sizes = (
         (described.attribute("offsets"), described.attribute("sizes"))
         if isinstance(described, PickledObject)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from roundoff.compare.layouts.batch_parts import BatchParts
-from roundoff.compare.layouts.forward_walk import Draw
+from roundoff.compare.layouts.forward_walk import SiteDraw
 from roundoff.compare.layouts.layout_fault import LayoutFault, LayoutFaultKind
 from roundoff.compare.layouts.measured_tensor import MeasuredTensor, fit
 from roundoff.compare.layouts.piece import WHOLE, matching_pieces
@@ -13,7 +13,7 @@ from roundoff.compare.layouts.rank_mesh import RankMesh, describe_ranks
 
 
 def dropout_faults(
-    step: int, draws: Sequence[Draw], batch: BatchParts, mesh: RankMesh | None
+    step: int, draws: Sequence[SiteDraw], batch: BatchParts, mesh: RankMesh | None
 ) -> tuple[list[LayoutFault], list[str]]:
     """Return what is wrong with random numbers, and why nothing after them can be compared, if that is so."""
     for draw in draws:
@@ -35,7 +35,7 @@ def dropout_faults(
 
 
 def _fault(
-    step: int, draw: Draw, tensors: dict[int, MeasuredTensor], mesh: RankMesh | None, *, has_whole_batch: bool
+    step: int, draw: SiteDraw, tensors: dict[int, MeasuredTensor], mesh: RankMesh | None, *, has_whole_batch: bool
 ) -> LayoutFault | None:
     """Compare the random numbers of ranks that got the same inputs.
 
@@ -77,7 +77,7 @@ def _same_batch(part: MeasuredTensor, whole: MeasuredTensor, tensors: dict[int, 
     return part.shape[:1] == whole.shape[:1] or part.shape[0] * len(tensors) != whole.shape[0]
 
 
-def _is_reference(draw: Draw) -> bool:
+def _is_reference(draw: SiteDraw) -> bool:
     """Say whether every rank draws a part of what the reference draws."""
     if draw.reference is None:
         return False

@@ -33,7 +33,7 @@ class SiteResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
+class SiteDraw:
     """Random numbers that a site draws: the reference's, and the candidate's by rank."""
 
     site: str
@@ -62,7 +62,7 @@ class ForwardPass:
         for event in run.iter_events(step=step, rank=rank, phase="forward"):
             if event.op in NAMED or event.site == LOOP or event.output != "output0":
                 continue
-            site = _renamed(event.site, sites)
+            site = _reference_site(event.site, sites)
             if bare_name(event.op) in RANDOM and not event.microbatch:
                 tensor = MeasuredTensor(event=event, file=file)
                 self.draws[site, event.op_name][rank] = tensor
@@ -75,7 +75,7 @@ class ForwardPass:
             self.results[site][rank, microbatch] = MeasuredTensor(event=event, file=file)
 
 
-def _renamed(site: str, sites: Mapping[str, str]) -> str:
+def _reference_site(site: str, sites: Mapping[str, str]) -> str:
     """Return the reference's name of a site: its own, or that of the nearest site around it that has parameters."""
     if site in sites:
         return sites[site]
@@ -143,10 +143,10 @@ def misplaced_bias(result: SiteResult, wholes: Mapping[str, MeasuredTensor]) -> 
     return None
 
 
-def draws_of(reference: ForwardPass, candidate: ForwardPass) -> list[Draw]:
+def draws_of(reference: ForwardPass, candidate: ForwardPass) -> list[SiteDraw]:
     """Return the random numbers that sites of the candidate's model draw."""
     found = []
     for (site, op), by_rank in candidate.draws.items():
         whole = next(iter(reference.draws.get((site, op), {}).values()), None)
-        found.append(Draw(site, op, whole, by_rank))
+        found.append(SiteDraw(site, op, whole, by_rank))
     return found

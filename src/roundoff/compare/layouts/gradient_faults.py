@@ -135,7 +135,7 @@ class GradientCheck:
                 numbers=numbers,
             )
         why = [sums]
-        if (dim := self._divided(name, verdict, results)) is not None:
+        if (dim := self._shared_dimension(name, verdict, results)) is not None:
             why.append(f"each rank saw a part of the samples or of the sequence only (dimension {dim})")
         return LayoutFault(
             kind=LayoutFaultKind.REDUCTION,
@@ -149,7 +149,7 @@ class GradientCheck:
             numbers=numbers,
         )
 
-    def _divided(self, name: str, verdict: PartVerdict, results: Sequence[SiteResult]) -> int | None:
+    def _shared_dimension(self, name: str, verdict: PartVerdict, results: Sequence[SiteResult]) -> int | None:
         """Return the dimension along which the ranks that were not reduced share what goes through the layer."""
         site = name.rpartition(".")[0]
         result = next((result for result in results if result.site == site), None)

@@ -28,7 +28,7 @@ ROUNDINGS = 16.0
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class FactorFit:
     """The multiple of one tensor that is nearest to another, and what remains, as a part of its norm."""
 
     factor: float
@@ -43,8 +43,8 @@ class Fit:
         return self.is_multiple(tolerance) and abs(self.factor - 1) <= tolerance
 
 
-SAME = Fit(1.0, 0.0)
-UNKNOWN = Fit(math.nan, math.inf)
+SAME = FactorFit(1.0, 0.0)
+UNKNOWN = FactorFit(math.nan, math.inf)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,7 @@ def tolerance_of(dtype: str) -> float:
     return min(MAX_TOLERANCE, max(MIN_TOLERANCE, ROUNDINGS * unit))
 
 
-def fit(candidate: MeasuredTensor, reference: MeasuredTensor) -> Fit:
+def fit(candidate: MeasuredTensor, reference: MeasuredTensor) -> FactorFit:
     """Return how a tensor relates to another of the same shape, by their values, else by their projections."""
     if candidate.shape != reference.shape:
         return UNKNOWN
@@ -122,11 +122,11 @@ def _same_dtype(candidate: MeasuredTensor, reference: MeasuredTensor) -> bool:
     return candidate.event.dtype == reference.event.dtype
 
 
-def fit_arrays(candidate: Array, reference: Array) -> Fit:
+def fit_arrays(candidate: Array, reference: Array) -> FactorFit:
     """Return the multiple of the reference that is nearest to the candidate, and the rest.
 
     >>> fit_arrays(np.array([2.0, 4.0]), np.array([1.0, 2.0]))
-    Fit(factor=2.0, residual=0.0)
+    FactorFit(factor=2.0, residual=0.0)
     """
     if candidate.dtype == reference.dtype == np.float32:
         return _fit_fp32(candidate, reference)
@@ -137,10 +137,10 @@ def fit_arrays(candidate: Array, reference: Array) -> Fit:
     if not square:
         return SAME if not a.any() else UNKNOWN
     factor = float(a @ b) / square
-    return Fit(factor, float(np.linalg.norm(a - factor * b)) / math.sqrt(square))
+    return FactorFit(factor, float(np.linalg.norm(a - factor * b)) / math.sqrt(square))
 
 
-def _fit_fp32(candidate: Array, reference: Array) -> Fit:
+def _fit_fp32(candidate: Array, reference: Array) -> FactorFit:
     """Return the same in one pass; the rest is exact to about 1e-8 of the reference's norm."""
     sums = sums_of_arrays(candidate, reference)
     if math.isnan(sums.second):
@@ -148,10 +148,10 @@ def _fit_fp32(candidate: Array, reference: Array) -> Fit:
     if not sums.second:
         return SAME if not sums.difference else UNKNOWN
     factor = sums.product / sums.second
-    return Fit(factor, math.sqrt(max(0.0, sums.difference / sums.second - (1 - factor) ** 2)))
+    return FactorFit(factor, math.sqrt(max(0.0, sums.difference / sums.second - (1 - factor) ** 2)))
 
 
-def fit_sum(parts: Sequence[MeasuredTensor], reference: MeasuredTensor) -> Fit:
+def fit_sum(parts: Sequence[MeasuredTensor], reference: MeasuredTensor) -> FactorFit:
     """Return how the sum of tensors relates to another, all of one shape."""
     values = [part.values for part in parts]
     if reference.values is not None and all(value is not None for value in values):
@@ -163,7 +163,7 @@ def fit_sum(parts: Sequence[MeasuredTensor], reference: MeasuredTensor) -> Fit:
     return fit_arrays(np.sum([sketch for sketch in sketches if sketch is not None], axis=0), reference.projections)
 
 
-def fit_pieces(parts: Sequence[MeasuredTensor], reference: MeasuredTensor) -> Fit:
+def fit_pieces(parts: Sequence[MeasuredTensor], reference: MeasuredTensor) -> FactorFit:
     """Return how tensors that together hold every element of another relate to it, by what adds up over parts.
 
     These are the sums of elements, of their magnitudes and of their squares; extrema are those of any part.
@@ -181,7 +181,7 @@ def fit_pieces(parts: Sequence[MeasuredTensor], reference: MeasuredTensor) -> Fi
         (min(event.min for event in events) - factor * whole.min) / whole.absmax,
         (max(event.max for event in events) - factor * whole.max) / whole.absmax,
     ]
-    return Fit(factor, max(map(abs, rests)))
+    return FactorFit(factor, max(map(abs, rests)))
 
 
 def _wide(file: TensorFile, key: str) -> Array | None:

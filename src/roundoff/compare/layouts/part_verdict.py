@@ -8,7 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from roundoff.compare.layouts.measured_tensor import UNKNOWN, Fit, MeasuredTensor, fit, fit_arrays, fit_pieces, fit_sum
+from roundoff.compare.layouts.measured_tensor import (
+    UNKNOWN,
+    FactorFit,
+    MeasuredTensor,
+    fit,
+    fit_arrays,
+    fit_pieces,
+    fit_sum,
+)
 from roundoff.compare.layouts.piece import Piece
 
 _MAX_CLUSTERED = 32
@@ -86,7 +94,7 @@ def _cut(whole: MeasuredTensor, piece: Piece) -> MeasuredTensor:
     return whole.with_values(piece.take(whole.values))
 
 
-def _fit_piece(part: MeasuredTensor, whole: MeasuredTensor, piece: Piece) -> Fit:
+def _fit_piece(part: MeasuredTensor, whole: MeasuredTensor, piece: Piece) -> FactorFit:
     if piece.is_whole or part.values is None or whole.values is None:
         return fit(part, _cut(whole, piece))
     cut = piece.take(whole.values)
@@ -104,7 +112,7 @@ def _judge_values(holders: Sequence[PartHolder], whole: MeasuredTensor, toleranc
     if all(found.is_equal(tolerance) for found in fits):
         return PartVerdict(agreement=Agreement.EQUAL, divided_dims=dims, residual=max(f.residual for f in fits))
     if all(found.is_multiple(tolerance) and found.factor for found in fits):
-        return _scaled(holders, fits, tolerance, dims)
+        return _verdict_of_factors(holders, fits, tolerance, dims)
     partial = _judge_sums_of_parts(holders, pieces, whole, tolerance)
     worst = max(fits, key=lambda found: found.residual)
     return partial or PartVerdict(
@@ -112,11 +120,13 @@ def _judge_values(holders: Sequence[PartHolder], whole: MeasuredTensor, toleranc
     )
 
 
-def _distance(found: Fit) -> float:
+def _distance(found: FactorFit) -> float:
     return math.hypot(found.residual, found.factor - 1) if math.isfinite(found.residual) else math.inf
 
 
-def _scaled(holders: Sequence[PartHolder], fits: Sequence[Fit], tolerance: float, dims: tuple[int, ...]) -> PartVerdict:
+def _verdict_of_factors(
+    holders: Sequence[PartHolder], fits: Sequence[FactorFit], tolerance: float, dims: tuple[int, ...]
+) -> PartVerdict:
     factors = [found.factor for found in fits]
     low, high = min(factors), max(factors)
     if high - low <= 2 * tolerance * max(abs(low), abs(high)):

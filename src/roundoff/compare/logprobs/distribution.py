@@ -75,15 +75,15 @@ class Distribution:
 
     def with_top_k(self, k: int) -> Array:
         """Return it when only the `k` most probable tokens may be chosen."""
-        return self._truncated(np.exp(self.logprobs[:, :k]).sum(axis=1))
+        return self._truncate(np.exp(self.logprobs[:, :k]).sum(axis=1))
 
     def with_top_p(self, p: float) -> Array:
         """Return it when only the most probable tokens with `p` of the probability may be chosen."""
         sums = np.cumsum(np.exp(self.logprobs), axis=1)
         last = np.minimum((sums < p).sum(axis=1), sums.shape[1] - 1)
-        return self._truncated(sums[np.arange(len(sums)), last])
+        return self._truncate(sums[np.arange(len(sums)), last])
 
-    def _truncated(self, mass: Array) -> Array:
+    def _truncate(self, mass: Array) -> Array:
         return np.asarray(np.minimum(self.chosen - np.log(np.maximum(mass, _SPARSE)), 0.0))
 
     def with_penalty(self, kind: str, amount: float, *, counts: Array, chosen_counts: Array) -> Array:

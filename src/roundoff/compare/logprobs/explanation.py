@@ -35,7 +35,7 @@ class Cause(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
+class CauseExplanation:
     """A cause with its proof."""
 
     cause: Cause

@@ -70,7 +70,7 @@ def expect_noise(pairs: PairedTokens) -> FormatNoise:
     variance = sum(_body(facts, spread) ** 2 + _head(facts, size) ** 2 for facts in engines)
     with np.errstate(over="ignore"):
         uncertain = rms(1 - np.exp(np.minimum(pairs.reference.logprobs[pairs.is_finite].astype(np.float64), 0.0)))
-    stored = sum(_stored(table.logprobs[pairs.is_finite]) ** 2 for table in (pairs.reference, pairs.candidate))
+    stored = sum(_storage_error(table.logprobs[pairs.is_finite]) ** 2 for table in (pairs.reference, pairs.candidate))
     return FormatNoise(
         expected=math.sqrt(2 * variance * uncertain**2 + stored),
         reference_dtype=_dtype(engines[0]),
@@ -98,7 +98,7 @@ def _head(facts: EngineFacts, size: float) -> float:
     return _ROUNDING * unit_roundoff(head) * size if head in _NARROW_HEADS else 0.0
 
 
-def _stored(logprobs: Array) -> float:
+def _storage_error(logprobs: Array) -> float:
     """Return the error of log-probabilities that are bfloat16 numbers themselves."""
     if not is_bfloat16(logprobs):
         return 0.0

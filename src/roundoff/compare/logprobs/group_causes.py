@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from roundoff.compare.logprobs.explanation import MATTERS, Cause, Explanation, nats
+from roundoff.compare.logprobs.explanation import MATTERS, Cause, CauseExplanation, nats
 from roundoff.compare.logprobs.fingerprints import WeightDifferences, compare_weights, describe_wrong
 from roundoff.compare.logprobs.logprob_table import Array, EngineFacts
 from roundoff.compare.logprobs.paired_tokens import PairedTokens, rms
@@ -26,7 +26,7 @@ _MOST = 0.25
 """Tokens with other experts must make up this part of the squared differences themselves."""
 
 
-def touched_samples(pairs: PairedTokens, *, limit: float) -> Explanation | None:
+def touched_samples(pairs: PairedTokens, *, limit: float) -> CauseExplanation | None:
     """Return what separates samples that differ from samples that agree, padding or batches, or None."""
     return _padding(pairs, limit) or _batch(pairs, limit)
 
@@ -59,7 +59,7 @@ def _exceeds(pairs: PairedTokens, *, side: str, column: str, than: int) -> Array
     return np.asarray(getattr(getattr(pairs, side), column) > than)
 
 
-def _padding(pairs: PairedTokens, limit: float) -> Explanation | None:
+def _padding(pairs: PairedTokens, limit: float) -> CauseExplanation | None:
     for side in ("candidate", "reference"):
         padding = getattr(pairs, side).padding
         if padding is None:
@@ -67,7 +67,7 @@ def _padding(pairs: PairedTokens, limit: float) -> Explanation | None:
         found = _separates(pairs, functools.partial(_exceeds, side=side, column="padding", than=0), limit)
         if found:
             before, after = found
-            return Explanation(
+            return CauseExplanation(
                 cause=Cause.PADDING,
                 title=f"the {side}'s log-probabilities depend on padding",
                 proof=(f"tokens of samples with padding differ by {nats(before)}, those of others by {nats(after)}",),
@@ -80,7 +80,7 @@ def _padding(pairs: PairedTokens, limit: float) -> Explanation | None:
     return None
 
 
-def _batch(pairs: PairedTokens, limit: float) -> Explanation | None:
+def _batch(pairs: PairedTokens, limit: float) -> CauseExplanation | None:
     for side in ("candidate", "reference"):
         sizes = getattr(pairs, side).batch_size
         if sizes is None or sizes.min() == sizes.max():
@@ -89,7 +89,7 @@ def _batch(pairs: PairedTokens, limit: float) -> Explanation | None:
         found = _separates(pairs, functools.partial(_exceeds, side=side, column="batch_size", than=small), limit)
         if found:
             before, after = found
-            return Explanation(
+            return CauseExplanation(
                 cause=Cause.BATCH,
                 title=f"the {side}'s log-probabilities depend on the other samples of a batch",
                 proof=(
@@ -105,9 +105,9 @@ def _batch(pairs: PairedTokens, limit: float) -> Explanation | None:
     return None
 
 
-def router_flips(pairs: PairedTokens, *, limit: float) -> Explanation | None:
+def router_flips(pairs: PairedTokens, *, limit: float) -> CauseExplanation | None:
     """Say that tokens with other experts differ more than the others, and enough to matter; None if they do not."""
-    flips = flipped(pairs)
+    flips = find_flips(pairs)
     if flips is None or not flips.any():
         return None
     clean = _before_first(pairs, flips)
@@ -119,7 +119,7 @@ def router_flips(pairs: PairedTokens, *, limit: float) -> Explanation | None:
     is_most = before**2 * flips.mean() > _MOST * total**2
     if total <= limit or before < _TIMES_FLIPPED * after or not is_most:
         return None
-    return Explanation(
+    return CauseExplanation(
         cause=Cause.ROUTER_FLIPS,
         title="the engines send tokens to different experts",
         proof=(
@@ -134,7 +134,7 @@ def router_flips(pairs: PairedTokens, *, limit: float) -> Explanation | None:
     )
 
 
-def flipped(pairs: PairedTokens) -> Array | None:
+def find_flips(pairs: PairedTokens) -> Array | None:
     """Say which tokens have other experts; None if a table does not say, or they have other numbers of them."""
     first, second = pairs.reference.routing, pairs.candidate.routing
     if first is None or second is None or first.shape != second.shape:
@@ -151,7 +151,7 @@ def _before_first(pairs: PairedTokens, flips: Array) -> Array:
     return np.asarray(seen == at_begin)
 
 
-def other_weights(pairs: PairedTokens, *, limit: float) -> Explanation | None:
+def other_weights(pairs: PairedTokens, *, limit: float) -> CauseExplanation | None:
     """Return what versions and fingerprints say about weights that differ, if the engines differ beyond formats."""
     before = rms(pairs.difference[pairs.is_finite])
     if before <= limit:
@@ -165,7 +165,7 @@ def lag_of(pairs: PairedTokens) -> Array | None:
     return None if first is None or second is None else first.astype(np.int64) - second
 
 
-def _by_version(pairs: PairedTokens, before: float, limit: float) -> Explanation | None:
+def _by_version(pairs: PairedTokens, before: float, limit: float) -> CauseExplanation | None:
     lag = lag_of(pairs)
     if lag is None or not lag.any():
         return None
@@ -180,7 +180,7 @@ def _by_version(pairs: PairedTokens, before: float, limit: float) -> Explanation
         for each, size in sorted(by_lag.items(), key=lambda p: abs(p[0]))
     ]
     share = float((lag != 0).mean())
-    return Explanation(
+    return CauseExplanation(
         cause=Cause.STALE_WEIGHTS,
         title=f"the {late} used weights that are {'up to ' if len(lags) > 1 else ''}"
         f"{plural(abs(worst), 'version')} older",
@@ -193,7 +193,7 @@ def _by_version(pairs: PairedTokens, before: float, limit: float) -> Explanation
     )
 
 
-def _by_fingerprint(pairs: PairedTokens, before: float) -> Explanation | None:
+def _by_fingerprint(pairs: PairedTokens, before: float) -> CauseExplanation | None:
     reference, candidate = pairs.reference.facts, pairs.candidate.facts
     if not reference.weights or not candidate.weights:
         return None
@@ -218,7 +218,7 @@ def _is_narrow(reference: EngineFacts, candidate: EngineFacts) -> bool:
     return any(facts.dtype not in (None, "float32", "bfloat16", "float64") for facts in (reference, candidate))
 
 
-def _missing(found: WeightDifferences, before: float) -> Explanation:
+def _missing(found: WeightDifferences, before: float) -> CauseExplanation:
     names = found.missing
     is_adapter = all("lora_" in name for name in names)
     what = "an adapter" if is_adapter else plural(len(names), "weight")
@@ -236,7 +236,7 @@ def _wrong(
     before: float,
     reference: dict[str, list[float]] | object,
     candidate: dict[str, list[float]] | object,
-) -> Explanation:
+) -> CauseExplanation:
     assert isinstance(reference, dict)
     assert isinstance(candidate, dict)
     name = found.wrong[0][0]
@@ -252,8 +252,8 @@ def _wrong(
     )
 
 
-def _weights(title: str, proof: str, before: float, numbers: dict[str, JsonValue]) -> Explanation:
-    return Explanation(
+def _weights(title: str, proof: str, before: float, numbers: dict[str, JsonValue]) -> CauseExplanation:
+    return CauseExplanation(
         cause=Cause.WRONG_WEIGHTS,
         title=title,
         proof=(proof,),
@@ -265,7 +265,7 @@ def _weights(title: str, proof: str, before: float, numbers: dict[str, JsonValue
     )
 
 
-def _stale(reference: EngineFacts, candidate: EngineFacts, found: WeightDifferences, before: float) -> Explanation:
+def _stale(reference: EngineFacts, candidate: EngineFacts, found: WeightDifferences, before: float) -> CauseExplanation:
     """Say which of the trainer's versions the engine has, if it is one of those that were saved."""
     theirs, is_narrow = candidate.weights[_latest(candidate)], _is_narrow(reference, candidate)
     versions = [
@@ -284,7 +284,7 @@ def _stale(reference: EngineFacts, candidate: EngineFacts, found: WeightDifferen
         title = f"the candidate has weights that are {plural(age, 'version')} older"
         proof += f"; they are those of version {versions[-1]}, and the reference has version {_latest(reference)}"
         numbers["versions"] = age
-    return Explanation(
+    return CauseExplanation(
         cause=Cause.STALE_WEIGHTS,
         title=title,
         proof=(f"{proof}; the difference is {nats(before)}",),

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from roundoff.compare.logprobs.explanation import MATTERS, Cause, Explanation, nats
+from roundoff.compare.logprobs.explanation import MATTERS, Cause, CauseExplanation, nats
 from roundoff.compare.logprobs.format_noise import FormatNoise, expect_noise
-from roundoff.compare.logprobs.group_causes import flipped, lag_of, other_weights, router_flips, touched_samples
+from roundoff.compare.logprobs.group_causes import find_flips, lag_of, other_weights, router_flips, touched_samples
 from roundoff.compare.logprobs.logprob_table import Array, LogprobTable, describe_key
 from roundoff.compare.logprobs.paired_tokens import PairedTokens, RatioStatistics, measure_ratios, pair_tables, rms
 from roundoff.compare.logprobs.sampling_causes import narrow_head, proven_by_distributions, seen_in_tokens
@@ -47,7 +47,7 @@ class LogprobComparison(ShownComparison):
     """How many tokens one of the engines gives no chance at all."""
     statistics: RatioStatistics
     noise: FormatNoise
-    explanation: Explanation | None
+    explanation: CauseExplanation | None
     """None if the formats explain the difference."""
     share_flipped: float | None
     """The share of tokens with other experts; None if a table does not say."""
@@ -82,7 +82,7 @@ def compare_logprobs(reference: LogprobTable, candidate: LogprobTable) -> Logpro
     noise = expect_noise(same)
     if explanation is None:
         explanation = _explain(same, noise)
-    flips, lag = flipped(same), lag_of(same)
+    flips, lag = find_flips(same), lag_of(same)
     return LogprobComparison(
         reference=reference.name,
         candidate=candidate.name,
@@ -99,7 +99,7 @@ def compare_logprobs(reference: LogprobTable, candidate: LogprobTable) -> Logpro
     )
 
 
-def _explain(pairs: PairedTokens, noise: FormatNoise) -> Explanation | None:
+def _explain(pairs: PairedTokens, noise: FormatNoise) -> CauseExplanation | None:
     """Return the cause: first what reproduces the numbers, then what touches some samples, weights, and the rest."""
     total, limit = rms(pairs.difference[pairs.is_finite]), noise.limit
     if not pairs.is_finite.all() and (~pairs.is_finite).mean() > _MANY_WITHOUT_CHANCE:
@@ -121,7 +121,7 @@ def _explain(pairs: PairedTokens, noise: FormatNoise) -> Explanation | None:
     )
 
 
-def _impossible(pairs: PairedTokens) -> Explanation:
+def _impossible(pairs: PairedTokens) -> CauseExplanation:
     """Say that an engine gives no chance to tokens that the other one chose, as truncation does."""
     infinite = np.isneginf(pairs.reference.logprobs), np.isneginf(pairs.candidate.logprobs)
     side = "reference" if infinite[0].sum() >= infinite[1].sum() else "candidate"
@@ -129,7 +129,7 @@ def _impossible(pairs: PairedTokens) -> Explanation:
     row = int(np.flatnonzero(rows)[0])
     table = pairs.reference
     before = rms(pairs.difference[pairs.is_finite])
-    return Explanation(
+    return CauseExplanation(
         cause=Cause.TOP_P,
         title=f"only the {side} truncates its distribution, with top-p or top-k",
         proof=(
@@ -144,7 +144,7 @@ def _impossible(pairs: PairedTokens) -> Explanation:
     )
 
 
-def _unknown(pairs: PairedTokens, total: float, noise: FormatNoise) -> Explanation:
+def _unknown(pairs: PairedTokens, total: float, noise: FormatNoise) -> CauseExplanation:
     some = pairs.subset
     by_sample = [rms(some.difference[part][some.is_finite[part]]) for part in some.samples()]
     good = float(np.mean(np.array(by_sample) <= noise.limit))
@@ -160,7 +160,7 @@ def _unknown(pairs: PairedTokens, total: float, noise: FormatNoise) -> Explanati
         fix = (
             f"write {', '.join(wanted)} into both tables, and compare again: other weights are the most frequent cause"
         )
-    return Explanation(
+    return CauseExplanation(
         cause=Cause.UNKNOWN,
         title="the engines differ by more than their formats explain",
         proof=tuple(proof),

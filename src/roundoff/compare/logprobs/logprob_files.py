@@ -94,7 +94,7 @@ def _parquet_columns(path: Path) -> dict[str, Any]:
     """Read the known columns of a file, by our reader, or by pyarrow where the file needs more than that can read."""
     with os.fdopen(open_reading(path), "rb") as file:
         try:
-            parquet = ParquetFile(file, max_bytes=_allowed(file), row_bytes=4)
+            parquet = ParquetFile(file, max_bytes=_max_bytes(file), row_bytes=4)
             known = [column for column in parquet.columns() if known_column(column.name)]
             rows = parquet.read(range(parquet.num_groups), known)
         except UnsupportedFile as error:
@@ -137,7 +137,7 @@ def _with_pyarrow(path: Path, file: BinaryIO, *, reason: str) -> dict[str, Any]:
         raise ValueError(first_line(error)) from error
     metadata = parquet.metadata
     size = sum(metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups))
-    if metadata.num_rows > MAX_TOKENS or size > _allowed(file):
+    if metadata.num_rows > MAX_TOKENS or size > _max_bytes(file):
         raise ValueError(f"it claims {metadata.num_rows} rows of {size_text(size)}")
     try:
         names = [name for name in parquet.schema_arrow.names if known_column(name)]
@@ -195,7 +195,7 @@ def _read_npz(path: Path) -> Columns:
     with os.fdopen(open_reading(path), "rb") as file, _unsupported_zip(), zipfile.ZipFile(file) as archive:
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
         known = {name: info for name, info in members.items() if known_column(name) or name == "facts"}
-        if sum(info.file_size for info in known.values()) > _allowed(file):
+        if sum(info.file_size for info in known.values()) > _max_bytes(file):
             raise ValueError("it claims to hold far more than its size")
         arrays = {name: _read_array(archive, info) for name, info in known.items()}
     facts = facts_from(json.loads(str(arrays.pop("facts")))) if "facts" in arrays else EngineFacts()
@@ -225,7 +225,7 @@ def _read_array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Array:
     return array.reshape(shape, order="F" if is_fortran else "C")
 
 
-def _allowed(file: BinaryIO) -> int:
+def _max_bytes(file: BinaryIO) -> int:
     return _SIZE_FACTOR * os.fstat(file.fileno()).st_size + _FREE_BYTES
 
 

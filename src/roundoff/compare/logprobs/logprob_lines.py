@@ -29,7 +29,7 @@ _KINDS = {"i": LineKind.INTEGER, "f": LineKind.NUMBER, "b": LineKind.BOOLEAN}
 
 def read_lines(path: Path) -> tuple[dict[str, Any], list[Any]]:
     """Return the columns of a file, and the facts about its engine; a `ValueError` says what is wrong."""
-    parts = _Parts()
+    parts = _ColumnParts()
     with os.fdopen(open_reading(path), "rb") as file:
         number, wait, num_misses = 0, 0, 0
         fields: tuple[LineField, ...] = ()
@@ -97,7 +97,7 @@ def _object(number: int, line: bytes) -> dict[str, Any] | None:
     return value
 
 
-class _Parts:
+class _ColumnParts:
     """The columns of the lines so far."""
 
     def __init__(self) -> None:

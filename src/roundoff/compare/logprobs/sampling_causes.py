@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from roundoff.compare.logprobs.distribution import MAX_ROWS, Distribution, count_earlier, fit, occurred_before
-from roundoff.compare.logprobs.explanation import HALF, MATTERS, Cause, Explanation, nats
+from roundoff.compare.logprobs.explanation import HALF, MATTERS, Cause, CauseExplanation, nats
 from roundoff.compare.logprobs.format_noise import is_bfloat16
 from roundoff.compare.logprobs.logprob_table import Array, LogprobTable
 from roundoff.compare.logprobs.paired_tokens import PairedTokens, rms
@@ -33,11 +33,11 @@ _FIXES = {
 }
 
 
-def proven_by_distributions(pairs: PairedTokens, *, limit: float) -> list[Explanation]:
+def proven_by_distributions(pairs: PairedTokens, *, limit: float) -> list[CauseExplanation]:
     """Return causes that reproduce one engine's log-probabilities from the other's distribution, the best first."""
     rows = np.flatnonzero(pairs.is_finite)
     rows = rows[:: -(-len(rows) // MAX_ROWS)] if len(rows) > MAX_ROWS else rows
-    found: list[Explanation] = []
+    found: list[CauseExplanation] = []
     for side, other in (("reference", "candidate"), ("candidate", "reference")):
         table: LogprobTable = getattr(pairs, side)
         distribution = Distribution.of(table, rows) if len(rows) >= _MIN_TOKENS else None
@@ -52,7 +52,7 @@ def proven_by_distributions(pairs: PairedTokens, *, limit: float) -> list[Explan
     return sorted((each for each in found if each.explains(limit=limit) and each.before >= MATTERS), key=_preference)
 
 
-def _preference(found: Explanation) -> float:
+def _preference(found: CauseExplanation) -> float:
     """Order by what is left; of two that leave about the same, the one about the reference's logits comes first."""
     assert found.after is not None
     return found.after * (1.0 if found.numbers["applied_to"] == "reference" else _ABOUT_SAME)
@@ -65,7 +65,7 @@ class _Trial:
         self.distribution, self.wanted = distribution, wanted
         self.side, self.other, self.before = side, other, before
 
-    def explanations(self, pairs: PairedTokens, rows: Array) -> Iterator[Explanation]:
+    def explanations(self, pairs: PairedTokens, rows: Array) -> Iterator[CauseExplanation]:
         yield self._temperature()
         yield from self._truncations()
         yield from self._penalties(pairs, rows)
@@ -78,7 +78,7 @@ class _Trial:
     def _left(self, predicted: Array) -> float:
         return rms(self.wanted - predicted)
 
-    def _temperature(self) -> Explanation:
+    def _temperature(self) -> CauseExplanation:
         with_log = fit(lambda x: self._left(self.distribution.with_temperature(math.exp(x))), -1.7, 1.7)
         temperature = math.exp(with_log)
         after = self._left(self.distribution.with_temperature(temperature))
@@ -88,7 +88,7 @@ class _Trial:
             title = f"only the {self.side} divides its logits by a temperature, {temperature:.3g}"
         return self._explain(Cause.TEMPERATURE, title, what, after, {"temperature": round(temperature, 4)})
 
-    def _truncations(self) -> Iterator[Explanation]:
+    def _truncations(self) -> Iterator[CauseExplanation]:
         top_p = fit(lambda p: self._left(self.distribution.with_top_p(p)), 0.05, 0.999)
         after = self._left(self.distribution.with_top_p(top_p))
         title = f"only the {self.other} truncates its distribution, with top-p {top_p:.3g}"
@@ -102,7 +102,7 @@ class _Trial:
         what = f"with top-k {top_k} applied to the {self.side}'s distribution"
         yield self._explain(Cause.TOP_K, title, what, after, {"top_k": top_k})
 
-    def _penalties(self, pairs: PairedTokens, rows: Array) -> Iterator[Explanation]:
+    def _penalties(self, pairs: PairedTokens, rows: Array) -> Iterator[CauseExplanation]:
         counts, chosen = count_earlier(pairs, rows, self.distribution.ids)
         if not chosen.any():
             return
@@ -121,8 +121,10 @@ class _Trial:
                 Cause.PENALTY, title, what, error(amount), {"penalty": kind, "amount": round(amount, 4)}
             )
 
-    def _explain(self, cause: Cause, title: str, what: str, after: float, numbers: dict[str, JsonValue]) -> Explanation:
-        return Explanation(
+    def _explain(
+        self, cause: Cause, title: str, what: str, after: float, numbers: dict[str, JsonValue]
+    ) -> CauseExplanation:
+        return CauseExplanation(
             cause=cause,
             title=title,
             proof=(f"{what} the difference falls from {nats(self.before)} to {nats(after)}",),
@@ -134,7 +136,7 @@ class _Trial:
         )
 
 
-def seen_in_tokens(pairs: PairedTokens) -> list[Explanation]:
+def seen_in_tokens(pairs: PairedTokens) -> list[CauseExplanation]:
     """Return causes that the chosen tokens alone suggest, for tables without distributions."""
     some = pairs.subset
     rows = np.flatnonzero(some.is_finite)
@@ -144,15 +146,15 @@ def seen_in_tokens(pairs: PairedTokens) -> list[Explanation]:
     before = rms(difference)
     if before < MATTERS:
         return []
-    tries: tuple[Callable[[], Explanation | None], ...] = (
-        lambda: _repeated(some, rows, difference, before),
+    tries: tuple[Callable[[], CauseExplanation | None], ...] = (
+        lambda: _explain_by_penalty(some, rows, difference, before),
         lambda: _one_sided(difference, before),
         lambda: _function_of_logprob(some, rows, difference, before),
     )
     return [found for each in tries if (found := each()) is not None]
 
 
-def _repeated(pairs: PairedTokens, rows: Array, difference: Array, before: float) -> Explanation | None:
+def _explain_by_penalty(pairs: PairedTokens, rows: Array, difference: Array, before: float) -> CauseExplanation | None:
     """Look for differences that depend on whether a token occurred before."""
     is_again = occurred_before(pairs)[rows]
     if min(is_again.sum(), (~is_again).sum()) < _MIN_TOKENS:
@@ -162,7 +164,7 @@ def _repeated(pairs: PairedTokens, rows: Array, difference: Array, before: float
     if np.sign(again) == np.sign(new) or abs(again) < 0.3 * before or rms(left) ** 2 > 0.7 * before**2:
         return None
     side = "candidate" if again < 0 else "reference"
-    return Explanation(
+    return CauseExplanation(
         cause=Cause.PENALTY,
         title=f"only the {side} penalises tokens that occurred before",
         proof=(
@@ -178,7 +180,7 @@ def _repeated(pairs: PairedTokens, rows: Array, difference: Array, before: float
     )
 
 
-def _one_sided(difference: Array, before: float) -> Explanation | None:
+def _one_sided(difference: Array, before: float) -> CauseExplanation | None:
     """Look for differences of one sign, which come from a distribution that was cut off and made larger."""
     low, median, high, top = np.quantile(difference, [0.005, 0.5, 0.995, 0.9995]).tolist()
     side = "candidate" if high > -low else "reference"
@@ -190,7 +192,7 @@ def _one_sided(difference: Array, before: float) -> Explanation | None:
     cause, about = (Cause.TOP_P, f"top-p of about {math.exp(-top):.2g}") if is_top_p else (Cause.TOP_K, "top-k")
     numbers: dict[str, JsonValue] = {"top_p": round(math.exp(-top), 3)} if is_top_p else {}
     outside = float((np.abs(difference) > top).mean())
-    return Explanation(
+    return CauseExplanation(
         cause=cause,
         title=f"only the {side} truncates its distribution, probably with {about}",
         proof=(
@@ -205,7 +207,7 @@ def _one_sided(difference: Array, before: float) -> Explanation | None:
     )
 
 
-def _function_of_logprob(pairs: PairedTokens, rows: Array, difference: Array, before: float) -> Explanation | None:
+def _function_of_logprob(pairs: PairedTokens, rows: Array, difference: Array, before: float) -> CauseExplanation | None:
     """Look for differences that the log-probability itself decides, as it does with another temperature.
 
     Along the log-probabilities of the side without the temperature the difference grows. Chance makes it fall.
@@ -219,7 +221,7 @@ def _function_of_logprob(pairs: PairedTokens, rows: Array, difference: Array, be
         if left**2 > _MAX_LEFT * before**2 or slope < _MIN_SLOPE:
             continue
         temperature = 1 / (1 + slope)
-        return Explanation(
+        return CauseExplanation(
             cause=Cause.TEMPERATURE,
             title=f"the {other} divides its logits by a temperature, of about {temperature:.2g}, the {side} does not",
             proof=(
@@ -236,7 +238,7 @@ def _function_of_logprob(pairs: PairedTokens, rows: Array, difference: Array, be
     return None
 
 
-def narrow_head(pairs: PairedTokens, *, limit: float) -> Explanation | None:
+def narrow_head(pairs: PairedTokens, *, limit: float) -> CauseExplanation | None:
     """Say that one side's logits are numbers of a narrow format and the other's are not, where layers are alike."""
     facts = pairs.reference.facts, pairs.candidate.facts
     before = rms(pairs.difference[pairs.is_finite])
@@ -248,7 +250,7 @@ def narrow_head(pairs: PairedTokens, *, limit: float) -> Explanation | None:
     if None in narrow or narrow[0] == narrow[1]:
         return None
     side, other = ("reference", "candidate") if narrow[0] else ("candidate", "reference")
-    return Explanation(
+    return CauseExplanation(
         cause=Cause.HEAD_DTYPE,
         title=f"the head of the {side} computes in a narrow format, that of the {other} does not",
         proof=(

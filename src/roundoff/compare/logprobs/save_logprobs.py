@@ -178,7 +178,7 @@ def _add_part(path: Path, rows: Mapping[str, Array], facts: Mapping[str, Any]) -
     make_folder(path, parents=True)
     if facts:
         append_text(path / FACTS_FILE, json.dumps(facts) + "\n")
-    flat = {**{name: x for name, x in rows.items() if name not in WIDE}, **_numbered(rows)}
+    flat = {**{name: x for name, x in rows.items() if name not in WIDE}, **_number_columns(rows)}
     numbers = itertools.count(sum(1 for file in path.iterdir() if file.suffix == ".parquet"))
     for begin in range(0, len(rows["token"]), _MAX_PART_ROWS):
         part = {name: values[begin : begin + _MAX_PART_ROWS] for name, values in flat.items()}
@@ -186,7 +186,7 @@ def _add_part(path: Path, rows: Mapping[str, Array], facts: Mapping[str, Any]) -
         write_atomically(file, _parquet_bytes(part))
 
 
-def _numbered(rows: Mapping[str, Array]) -> dict[str, Array]:
+def _number_columns(rows: Mapping[str, Array]) -> dict[str, Array]:
     return {f"{name}.{place}": column for name in WIDE if name in rows for place, column in enumerate(rows[name].T)}
 
 

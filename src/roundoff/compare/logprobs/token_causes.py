@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from roundoff.compare.logprobs.explanation import Cause, Explanation, nats
+from roundoff.compare.logprobs.explanation import Cause, CauseExplanation, nats
 from roundoff.compare.logprobs.logprob_table import Array, describe_key
 from roundoff.compare.logprobs.paired_tokens import PairedTokens, rms
 from roundoff.runs import JsonValue
@@ -15,7 +15,7 @@ _MIN_SHARE = 0.9
 _CLEAR = 0.1
 
 
-def different_tokens(pairs: PairedTokens) -> Explanation | None:
+def different_tokens(pairs: PairedTokens) -> CauseExplanation | None:
     """Say how the tokens at the same keys differ: by a shift of positions, or by their ids; None if they do not."""
     differs = ~pairs.has_same_token
     num_different = int(differs.sum())
@@ -25,7 +25,7 @@ def different_tokens(pairs: PairedTokens) -> Explanation | None:
     before = rms(pairs.difference[pairs.is_finite])
     some = pairs.subset
     for shift in _SHIFTS:
-        rows, others = _shifted(some, shift)
+        rows, others = _pair_with_shift(some, shift)
         is_same = some.candidate.tokens[rows] == some.reference.tokens[others]
         if len(rows) and is_same.mean() > max(_MIN_SHARE, 1 - share):
             left = some.candidate.logprobs[rows].astype(np.float64) - some.reference.logprobs[others]
@@ -36,7 +36,7 @@ def different_tokens(pairs: PairedTokens) -> Explanation | None:
     return _tokenisation(pairs, differs, before)
 
 
-def _tokenisation(pairs: PairedTokens, differs: Array, before: float) -> Explanation:
+def _tokenisation(pairs: PairedTokens, differs: Array, before: float) -> CauseExplanation:
     row = int(np.flatnonzero(differs)[0])
     samples = pairs.reference.samples
     num_samples, num_bad = len(np.unique(samples)), len(np.unique(samples[differs]))
@@ -60,7 +60,7 @@ def _tokenisation(pairs: PairedTokens, differs: Array, before: float) -> Explana
         proof.append(f"{lengths} tokens are in one of the tables only, so that samples have different lengths")
     if same.any():
         proof.append(f"where the tokens are the same, the difference is {nats(rms(pairs.difference[same]))}")
-    return Explanation(
+    return CauseExplanation(
         cause=Cause.TOKENISATION,
         title="the engines have different tokens at the same places",
         proof=tuple(proof),
@@ -72,12 +72,12 @@ def _tokenisation(pairs: PairedTokens, differs: Array, before: float) -> Explana
     )
 
 
-def shifted_logprobs(pairs: PairedTokens, *, limit: float) -> Explanation | None:
+def shifted_logprobs(pairs: PairedTokens, *, limit: float) -> CauseExplanation | None:
     """Say that log-probabilities belong to a neighbouring token, where that makes the two sides agree."""
     some = pairs.subset
     before = rms(some.difference[some.is_finite])
     for shift in _SHIFTS:
-        rows, others = _shifted(some, shift)
+        rows, others = _pair_with_shift(some, shift)
         left = some.candidate.logprobs[rows].astype(np.float64) - some.reference.logprobs[others]
         left = left[np.isfinite(left)]
         after = rms(left)
@@ -86,7 +86,7 @@ def shifted_logprobs(pairs: PairedTokens, *, limit: float) -> Explanation | None
     return None
 
 
-def _shifted(pairs: PairedTokens, shift: int) -> tuple[Array, Array]:
+def _pair_with_shift(pairs: PairedTokens, shift: int) -> tuple[Array, Array]:
     """Return rows, and for each the row of the same sample whose position is larger by `shift`."""
     rows = np.arange(max(0, -shift), len(pairs) - max(0, shift))
     samples, positions = pairs.reference.samples, pairs.reference.positions.astype(np.int64)
@@ -94,9 +94,9 @@ def _shifted(pairs: PairedTokens, shift: int) -> tuple[Array, Array]:
     return rows[is_next], rows[is_next] + shift
 
 
-def _off_by(shift: int, what: str, before: float, after: float, also: str) -> Explanation:
+def _off_by(shift: int, what: str, before: float, after: float, also: str) -> CauseExplanation:
     way = "after" if shift > 0 else "before"
-    return Explanation(
+    return CauseExplanation(
         cause=Cause.OFF_BY_ONE,
         title=f"the candidate's {what} are shifted by {plural(abs(shift), 'position')}",
         proof=(

@@ -51,7 +51,7 @@ class ComparedPart:
     """What the text rests on."""
 
 
-def restored(part: ResumePart, text: str) -> ComparedPart:
+def as_before(part: ResumePart, text: str) -> ComparedPart:
     """Say that a part is what it was."""
     return ComparedPart(part=part, answer=Restoration.RESTORED, text=text)
 

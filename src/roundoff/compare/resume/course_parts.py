@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from roundoff.compare.resume.compared_part import ComparedPart, ResumePart, lost, restored, unknown
+from roundoff.compare.resume.compared_part import ComparedPart, ResumePart, as_before, lost, unknown
 from roundoff.compare.resume.seam import Seam
 from roundoff.runs import EpochDetail, Metrics, Run, StepDetail
 from roundoff.words import join_words, plural
@@ -108,7 +108,7 @@ def schedule_part(seam: Seam, run: Run, resumed: Run, *, rank: int = 0) -> Compa
     different = next((step for step in common if first[seam.step + step] != second[step]), None)
     at_seam = _rates_of_calls(run, seam.step, rank), _rates_of_calls(resumed, 0, rank)
     if different is None and not moved and (None in at_seam or at_seam[0] == at_seam[1]):
-        return restored(part, f"the same in {plural(len(common), 'step')}")
+        return as_before(part, f"the same in {plural(len(common), 'step')}")
     fix = "save scheduler.state_dict() and load it after the optimizer's, or compute the rate from the restored step"
     if different is None:
         text = f"the schedule was not restored: {join_words(moved)}"
@@ -165,7 +165,7 @@ def _without_steps(seam: Seam, first: dict[int, float], second: dict[int, float]
         return lost(part, "; ".join([text, *moved]), fix=fix, was=last[-1], now=now)
     if moved:
         return lost(part, f"the schedule was not restored: {join_words(moved)}", fix=fix, schedules=list(moved))
-    return restored(part, f"goes on from {last[-1]:.6g} with {now:.6g}")
+    return as_before(part, f"goes on from {last[-1]:.6g} with {now:.6g}")
 
 
 # -- data --------------------------------------------------------------------------------------------------------------
@@ -243,7 +243,7 @@ def data_part(seam: Seam, run: Run, found: DataShift | None, *, rank: int = 0) -
             part, "no batch of the run after the seam is known, and no other one is among those of the resumed run"
         )
     if found.num_compared and found.num_equal == found.num_compared:
-        return restored(part, f"the batches of {plural(found.num_compared, 'step')} are the same")
+        return as_before(part, f"the batches of {plural(found.num_compared, 'step')} are the same")
     fix = "save how far the epoch is and the sampler's state, and skip the batches that were used already"
     numbers = {"shift": found.shift, "num_equal": found.num_equal, "num_compared": found.num_compared}
     if found.shift is None or found.shift == 0:
@@ -251,9 +251,9 @@ def data_part(seam: Seam, run: Run, found: DataShift | None, *, rank: int = 0) -
         return lost(part, text, fix=f"{fix}; restore the generators that the order is drawn from", **numbers)
     begins = seam.step + found.shift
     if begins == 0:
-        text = f"the sampler starts again from the first batch: {_matched(found, begins)}"
+        text = f"the sampler starts again from the first batch: {_describe_matches(found, begins)}"
     elif begins in _epoch_starts(run, rank) and begins < seam.step:
-        text = f"the sampler starts the epoch again: {_matched(found, begins)}"
+        text = f"the sampler starts the epoch again: {_describe_matches(found, begins)}"
     else:
         way = "behind" if found.shift < 0 else "ahead"
         far = plural(abs(found.shift), "batch", "batches")
@@ -261,7 +261,7 @@ def data_part(seam: Seam, run: Run, found: DataShift | None, *, rank: int = 0) -
     return lost(part, text, fix=fix, begins=begins, num_matched=found.num_matched, **numbers)
 
 
-def _matched(found: DataShift, begins: int) -> str:
+def _describe_matches(found: DataShift, begins: int) -> str:
     if found.num_matched <= 1:
         return f"the first batch is that of step {begins}"
     return f"the first {found.num_matched} batches are those of steps {begins} to {begins + found.num_matched - 1}"

@@ -9,8 +9,8 @@ from roundoff.compare.resume.compared_part import (
     ComparedPart,
     Restoration,
     ResumePart,
+    as_before,
     lost,
-    restored,
     unknown,
 )
 from roundoff.compare.resume.course_parts import (
@@ -103,7 +103,7 @@ def _generators(
     known = seam.candidate.generators
     different = [name for name, number in seam.reference.generators.items() if known.get(name, number) != number]
     if not different:
-        return restored(part, f"{join_words(list(seam.reference.generators))} are the same")
+        return as_before(part, f"{join_words(list(seam.reference.generators))} are the same")
     if seam.is_as_saved:
         return unknown(part, "the run ended when it had saved, and a loader that begins draws from them")
     of_torch = [name for name in different if name not in ("numpy", "python")]
@@ -143,7 +143,7 @@ def _losses(seam: Seam, others: Sequence[ComparedPart], drift: LossDrift | None)
     if drift is None:
         return unknown(part, "the run has no loss after the seam")
     if drift.is_identical:
-        return restored(part, f"identical in {drift.num_steps} of {drift.num_steps} steps")
+        return as_before(part, f"identical in {drift.num_steps} of {drift.num_steps} steps")
     text = (
         f"{drift.candidate:.6g} against {drift.reference:.6g} at step {drift.first_different}, and up to "
         f"{100 * drift.largest_relative:.2g} % apart in {drift.num_steps} steps"
@@ -151,7 +151,7 @@ def _losses(seam: Seam, others: Sequence[ComparedPart], drift: LossDrift | None)
     if any(other.answer is Restoration.LOST for other in others):
         return ComparedPart(part=part, answer=Restoration.DRIFTS, text=text)
     if drift.early_relative <= _TOLERANCE:
-        return restored(part, text)
+        return as_before(part, text)
     text = f"the losses differ, although all that was compared was restored: {text}"
     fix = "look for state that no checkpoint holds: attributes of modules, counters of the loop, caches, a sampler"
     return lost(part, text, fix=fix, step=drift.first_different, was=drift.reference, now=drift.candidate)

@@ -53,7 +53,7 @@ def find_seam(run: Run, resumed: Run, *, at: int | None = None, rank: int = 0) -
     if by_updates is not None:
         found_by = "by the number of updates in the optimizer's state"
         return Seam(step=by_updates, found_by=found_by, reference=_state_of(states, by_updates), candidate=candidate)
-    raise _unrelated(run, resumed, states, candidate)
+    raise _unrelated_error(run, resumed, states, candidate)
 
 
 def state_after_load(resumed: Run, rank: int) -> StateFacts | None:
@@ -134,7 +134,7 @@ def _no_load(run: Run, resumed: Run, rank: int) -> CompareError:
     )
 
 
-def _unrelated(run: Run, resumed: Run, states: Sequence[StateFacts], candidate: StateFacts) -> CompareError:
+def _unrelated_error(run: Run, resumed: Run, states: Sequence[StateFacts], candidate: StateFacts) -> CompareError:
     fix = "say --at STEP, the step of the first run that the second one should go on with."
     saved = sorted({state.step for state in states if state.moment == "saved"})
     if not saved:

@@ -10,8 +10,8 @@ from roundoff.compare.resume.compared_part import (
     Restoration,
     ResumePart,
     absent,
+    as_before,
     lost,
-    restored,
     unknown,
 )
 from roundoff.compare.resume.seam import Seam, weights_of
@@ -43,7 +43,7 @@ class _Hashes:
         )
 
     @property
-    def named(self) -> str:
+    def listed_names(self) -> str:
         """The differing tensors, as a sentence lists them."""
         return join_words([name.partition("/")[2] or name for name in self.differing], at_most=_SHOWN)
 
@@ -80,7 +80,7 @@ def _weights(reference: StateFacts, candidate: StateFacts, run: Run, resumed: Ru
     if not found.num_common:
         return unknown(part, "the models of the two runs have no weight with the same name")
     if not found.differing:
-        return restored(part, f"all {found.num_common} are the same")
+        return as_before(part, f"all {found.num_common} are the same")
     loads = [call.detail for call in resumed.calls(rank=rank) if isinstance(call.detail, LoadDetail)]
     missing = [name for load in loads for name in load.missing]
     num_lost = len(found.differing)
@@ -98,7 +98,7 @@ def _weights(reference: StateFacts, candidate: StateFacts, run: Run, resumed: Ru
         if weights_of(reference).keys() != weights_of(candidate).keys():
             text += ", and some have other names"
         return lost(part, text, fix=fix, **numbers)
-    text = f"only some weights were loaded: {found.named} {'is' if num_lost == 1 else 'are'} not as in the run"
+    text = f"only some weights were loaded: {found.listed_names} {'is' if num_lost == 1 else 'are'} not as in the run"
     if missing:
         text += f"; load_state_dict missed {join_words(missing, at_most=_SHOWN)}"
     return lost(part, text, fix=fix, **numbers)
@@ -115,10 +115,8 @@ def _buffers(reference: StateFacts, candidate: StateFacts) -> ComparedPart:
     if not found.num_common:
         return absent(part, "the model has none")
     if not found.differing:
-        return restored(part, f"all {found.num_common} are the same")
-    text = (
-        f"the buffers were not restored: {found.named} {'is' if len(found.differing) == 1 else 'are'} not as in the run"
-    )
+        return as_before(part, f"all {found.num_common} are the same")
+    text = f"the buffers were not restored: {found.listed_names} {'is' if len(found.differing) == 1 else 'are'} not as in the run"
     fix = "save the whole state_dict() of the model, which holds its buffers, and load it with strict=True"
     return lost(part, text, fix=fix, differing=list(found.differing[:20]))
 
@@ -135,7 +133,7 @@ def _optimizer(reference: StateFacts, candidate: StateFacts) -> ComparedPart:
     ]
     if not problems:
         num = sum(group.num_tensors for group in first.values())
-        return restored(part, f"all {plural(num, 'tensor')} of {join_words(list(reference.rates))} are the same")
+        return as_before(part, f"all {plural(num, 'tensor')} of {join_words(list(reference.rates))} are the same")
     return lost(
         part,
         f"the optimizer's state was not restored: {'; '.join(problems[:_SHOWN])}",
@@ -195,7 +193,7 @@ def _copies(reference: StateFacts, candidate: StateFacts, run: Run, rank: int) -
     names = list(dict.fromkeys(key[0] for key in common))
     changed = [key for key in common if second[key].hash != first[key].hash]
     if not changed:
-        return restored(part, f"{join_words(names)} {'is' if len(names) == 1 else 'are'} the same")
+        return as_before(part, f"{join_words(names)} {'is' if len(names) == 1 else 'are'} the same")
     if all(_is_kept_checkpoint(first[key], run, rank) for key in changed):
         text = f"{join_words(names)} holds weights that the run had saved, not those of a copy that goes on"
         return ComparedPart(part=part, answer=Restoration.UNUSED, text=text)
@@ -240,4 +238,4 @@ def loss_scale_part(seam: Seam, run: Sequence[Metrics], resumed: Sequence[Metric
     if ages[0] != ages[1]:
         text = f"the loss scale is {first:g} in both, but it counts {ages[1]} good steps where the run had {ages[0]}"
         return lost(part, text, fix=fix, was=ages[0], now=ages[1])
-    return restored(part, f"{first:g} in both")
+    return as_before(part, f"{first:g} in both")

@@ -63,7 +63,7 @@ def compare_errors(alignment: Alignment) -> list[ComparedError]:
 
 
 def _compare(reference: Sequence[StepOp], candidate: Sequence[StepOp]) -> ComparedError | None:
-    first, second = _measured(reference), _measured(candidate)
+    first, second = _ops_with_errors(reference), _ops_with_errors(candidate)
     if not first or not second:
         return None
     errors = [math.sqrt(sum(_square(op) for op in ops)) for ops in (first, second)]
@@ -79,7 +79,7 @@ def _compare(reference: Sequence[StepOp], candidate: Sequence[StepOp]) -> Compar
     )
 
 
-def _measured(ops: Iterable[StepOp]) -> list[StepOp]:
+def _ops_with_errors(ops: Iterable[StepOp]) -> list[StepOp]:
     """Return the ops whose error is known, without casts and copies, and those whose few numbers say nothing."""
     return [op for op in ops if not is_passing_on(op) and any(map(_is_measured, op.outputs))]
 

@@ -273,13 +273,13 @@ def wrong_pairs(run: Run, rank: int) -> Finding | None:
         if probe.num_samples < _MIN_SAMPLES:
             continue
         if probe.own_share is not None and probe.own_share > max(_GOOD, probe.share + _MUCH_BETTER):
-            return _misaligned(probe, probe.own_share, rank)
+            return _misaligned_finding(probe, probe.own_share, rank)
         if probe.num_moved > 1 and probe.renamed_share > max(_GOOD, probe.share + _MUCH_BETTER):
-            return _renamed(probe, rank)
+            return _renamed_classes_finding(probe, rank)
     return None
 
 
-def _misaligned(probe: EvalMatchProbe, own_share: float, rank: int) -> Finding:
+def _misaligned_finding(probe: EvalMatchProbe, own_share: float, rank: int) -> Finding:
     return warning(
         rule="predictions-misaligned",
         confidence=0.97,
@@ -295,7 +295,7 @@ def _misaligned(probe: EvalMatchProbe, own_share: float, rank: int) -> Finding:
     )
 
 
-def _renamed(probe: EvalMatchProbe, rank: int) -> Finding:
+def _renamed_classes_finding(probe: EvalMatchProbe, rank: int) -> Finding:
     moved = [f"{a} is {b}" for a, b in sorted(probe.names.items(), key=lambda item: int(item[0])) if int(a) != b]
     return warning(
         rule="eval-classes-renamed",

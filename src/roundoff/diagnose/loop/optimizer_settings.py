@@ -28,7 +28,7 @@ _EPS_ABOVE, _SMALL_STEP = 5.0, 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Group:
+class _ParameterGroup:
     """One parameter group of an optimizer."""
 
     optimizer: str
@@ -45,11 +45,11 @@ class _Group:
         return self.settings.get("decoupled_weight_decay") is False
 
 
-def _groups(run: Run, rank: int) -> Iterator[_Group]:
+def _groups(run: Run, rank: int) -> Iterator[_ParameterGroup]:
     looks = run.structures(rank=rank)
     for optimizer in looks[-1].optimizers if looks else ():
         for settings in optimizer.groups:
-            yield _Group(optimizer=optimizer.name, settings=settings)
+            yield _ParameterGroup(optimizer=optimizer.name, settings=settings)
 
 
 @rule(
@@ -101,7 +101,7 @@ def unfit_settings(run: Run, rank: int) -> list[Finding]:
     return [finding for finding in found if finding is not None][:1]
 
 
-def _find_swapped(group: _Group, rank: int) -> Finding | None:
+def _find_swapped(group: _ParameterGroup, rank: int) -> Finding | None:
     betas, momentum, rate = group.settings.get("betas"), group.number("momentum"), _rate(group)
     if isinstance(betas, (list, tuple)) and len(betas) == 2:
         first, second = (float(beta) if isinstance(beta, (int, float)) else 0.0 for beta in betas)
@@ -127,7 +127,7 @@ def _find_swapped(group: _Group, rank: int) -> Finding | None:
     return None
 
 
-def _swapped_finding(group: _Group, rank: int, *, what: str, why: str, fix: str) -> Finding:
+def _swapped_finding(group: _ParameterGroup, rank: int, *, what: str, why: str, fix: str) -> Finding:
     return warning(
         rule="settings-swapped",
         confidence=0.9,
@@ -141,11 +141,11 @@ def _swapped_finding(group: _Group, rank: int, *, what: str, why: str, fix: str)
     )
 
 
-def _rate(group: _Group) -> float:
+def _rate(group: _ParameterGroup) -> float:
     return group.number("initial_lr") or group.number("lr")
 
 
-def _find_forgetting(run: Run, rank: int, group: _Group) -> Finding | None:
+def _find_forgetting(run: Run, rank: int, group: _ParameterGroup) -> Finding | None:
     decay, rate = group.number("weight_decay"), _rate(group)
     share = rate * decay / (1 - min(group.number("momentum"), 0.99))
     moved = movements(run, rank)
@@ -169,7 +169,7 @@ def _find_forgetting(run: Run, rank: int, group: _Group) -> Finding | None:
     )
 
 
-def _find_coupled_decay(run: Run, rank: int, group: _Group) -> Finding | None:
+def _find_coupled_decay(run: Run, rank: int, group: _ParameterGroup) -> Finding | None:
     decay = group.number("weight_decay")
     if not group.adds_decay_to_gradients or decay < _ADAMW_DECAY:
         return None
@@ -194,7 +194,7 @@ def _find_coupled_decay(run: Run, rank: int, group: _Group) -> Finding | None:
     )
 
 
-def _find_large_eps(run: Run, rank: int, group: _Group) -> Finding | None:
+def _find_large_eps(run: Run, rank: int, group: _ParameterGroup) -> Finding | None:
     eps, rate = group.number("eps"), _rate(group)
     if not eps or not rate or group.settings.get("betas") is None or group.number("weight_decay"):
         return None

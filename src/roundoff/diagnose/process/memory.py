@@ -147,7 +147,7 @@ class _Frame:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Group:
+class _ErrorGroup:
     """Errors of one kind from one frame."""
 
     frame: _Frame
@@ -188,7 +188,7 @@ def memcheck_findings(path: Path) -> list[Finding]:
     Memory that Python keeps until it exits, or that is lost once when a library is loaded, is not reported. A truncated
     file is read as far as it goes.
     """
-    groups: dict[tuple[str, str], _Group] = {}
+    groups: dict[tuple[str, str], _ErrorGroup] = {}
     for element in _errors(path):
         kind, stack = element.findtext("kind") or "", _frames(element)
         frame = _responsible_frame(stack)
@@ -199,7 +199,7 @@ def memcheck_findings(path: Path) -> list[Finding]:
             continue
         group = groups.setdefault(
             (kind, frame.text),
-            _Group(frame=frame, stack=stack, what=element.findtext("what") or kind, is_loss=is_loss),
+            _ErrorGroup(frame=frame, stack=stack, what=element.findtext("what") or kind, is_loss=is_loss),
         )
         group.num_bytes += int(element.findtext("xwhat/leakedbytes") or 0)
         group.num_times += int(element.findtext("xwhat/leakedblocks") or 1)
@@ -208,7 +208,7 @@ def memcheck_findings(path: Path) -> list[Finding]:
     return [*map(_access_finding, accesses[:_MAX_FINDINGS]), *map(_loss_finding, losses[:_MAX_FINDINGS])]
 
 
-def _access_finding(group: _Group) -> Finding:
+def _access_finding(group: _ErrorGroup) -> Finding:
     return error(
         rule="invalid-access",
         confidence=0.9,
@@ -220,7 +220,7 @@ def _access_finding(group: _Group) -> Finding:
     )
 
 
-def _loss_finding(group: _Group) -> Finding:
+def _loss_finding(group: _ErrorGroup) -> Finding:
     return warning(
         rule="native-leak",
         confidence=0.8,
@@ -232,7 +232,7 @@ def _loss_finding(group: _Group) -> Finding:
     )
 
 
-def _stack(group: _Group) -> JsonValue:
+def _stack(group: _ErrorGroup) -> JsonValue:
     return {"native_stack": [frame.text for frame in group.stack[:12]]}
 
 

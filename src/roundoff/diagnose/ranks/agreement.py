@@ -138,7 +138,7 @@ class Stretch:
     last_step: int
     num_steps: int
     groups: Partition
-    """In the order of `Agreement.ranks`."""
+    """In the order of `RankAgreement.ranks`."""
     differing: Sequence[str]
     """Names of the tensors that differed between ranks in its first step."""
 
@@ -149,7 +149,7 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Agreement:
+class RankAgreement:
     """How far ranks agreed in one kind of tensor, over the steps."""
 
     kind: str
@@ -174,7 +174,7 @@ class Agreement:
         return self.kind == INPUT and len(set(known)) < len(known)
 
 
-def rank_agreement(run: Run) -> list[Agreement]:
+def rank_agreement(run: Run) -> list[RankAgreement]:
     """Return how far ranks agreed, by kind of tensor; empty for a training on one rank."""
     ranks = run.ranks
     if len(ranks) < 2:
@@ -189,7 +189,7 @@ def rank_agreement(run: Run) -> list[Agreement]:
 
 def _agreement(
     kind: str, table: Mapping[int, Mapping[str, ByRank]], ranks: Sequence[int], *, is_wanted: bool
-) -> Agreement:
+) -> RankAgreement:
     stretches: list[Stretch] = []
     for step, tensors in table.items():
         groups = _partition(tensors, ranks)
@@ -199,7 +199,7 @@ def _agreement(
             names = differing_names(tensors)
             stretches.append(Stretch(first_step=step, last_step=step, num_steps=1, groups=groups, differing=names))
     num_tensors = max(map(len, table.values()))
-    return Agreement(kind=kind, ranks=ranks, stretches=stretches, num_tensors=num_tensors, is_wanted=is_wanted)
+    return RankAgreement(kind=kind, ranks=ranks, stretches=stretches, num_tensors=num_tensors, is_wanted=is_wanted)
 
 
 def _partition(tensors: Mapping[str, ByRank], ranks: Sequence[int]) -> Partition:

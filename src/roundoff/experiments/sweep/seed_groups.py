@@ -8,7 +8,7 @@ from statistics import fmean
 
 from roundoff.experiments.sweep.sweep_rows import SweepRow, is_nonfinite
 from roundoff.report.parts import Cell, Mark, TableColumn, TableRow
-from roundoff.report.spread_chart import Spread
+from roundoff.report.spread_chart import MeanAndRange
 from roundoff.words import size_text
 
 SEED_AXIS = "seed"
@@ -32,10 +32,10 @@ class SeedGroup:
         return sum(is_nonfinite(row) for row in self.rows)
 
     @property
-    def spread(self) -> Spread | None:
+    def spread(self) -> MeanAndRange | None:
         """Mean, lowest and highest accuracy; None where no training reached its end."""
         found = self.top1
-        return Spread(mean=fmean(found), low=min(found), high=max(found)) if found else None
+        return MeanAndRange(mean=fmean(found), low=min(found), high=max(found)) if found else None
 
 
 def has_several_seeds(rows: Sequence[SweepRow]) -> bool:
@@ -100,10 +100,10 @@ def seeds_table(rows: Sequence[SweepRow], axes: Sequence[str]) -> list[tuple[str
     return [tuple(column.name for column in columns), *lines]
 
 
-def spreads_by_axes(rows: Sequence[SweepRow], axes: Sequence[str]) -> dict[str, dict[str, Spread]]:
+def spreads_by_axes(rows: Sequence[SweepRow], axes: Sequence[str]) -> dict[str, dict[str, MeanAndRange]]:
     """Return the spread for each label of the first axis and of the second, where there are just these two."""
     others = [axis for axis in axes if axis != SEED_AXIS]
-    lines: dict[str, dict[str, Spread]] = {}
+    lines: dict[str, dict[str, MeanAndRange]] = {}
     for group in group_by_labels(rows) if len(others) == 2 else []:
         if group.spread is not None and all(axis in group.labels for axis in others):
             lines.setdefault(group.labels[others[0]], {})[group.labels[others[1]]] = group.spread

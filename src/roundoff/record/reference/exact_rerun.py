@@ -100,7 +100,7 @@ _UNDECLARED_WRITES = frozenset({"running_mean", "running_var"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class CallPiece:
     """A part of a call that can be computed alone, with the parts of the results that it gives."""
 
     call: OpCall
@@ -108,7 +108,7 @@ class Piece:
     outputs: Sequence[Tensor]
 
 
-def pieces(call: OpCall, outputs: Sequence[Tensor]) -> Iterator[Piece]:
+def pieces(call: OpCall, outputs: Sequence[Tensor]) -> Iterator[CallPiece]:
     """Split a call: foreach ops by tensor, elementwise ones into chunks; others stay whole."""
     signature = call.signature
     if signature.is_foreach and len(outputs) == len(call.args[0]):
@@ -117,7 +117,7 @@ def pieces(call: OpCall, outputs: Sequence[Tensor]) -> Iterator[Piece]:
     elif signature.is_pointwise and len(outputs) == 1 and not signature.is_out:
         yield from _chunks(call, 0, outputs[0])
     else:
-        yield Piece(call=as_computed(call, len(outputs)), first=0, outputs=outputs)
+        yield CallPiece(call=as_computed(call, len(outputs)), first=0, outputs=outputs)
 
 
 def as_computed(call: OpCall, num_results: int) -> OpCall:
@@ -132,12 +132,12 @@ def _entry(call: OpCall, place: int) -> OpCall:
     return call.change(lambda _, value: [value[place]] if isinstance(value, (list, tuple)) else value)
 
 
-def _chunks(call: OpCall, place: int, output: Tensor) -> Iterator[Piece]:
+def _chunks(call: OpCall, place: int, output: Tensor) -> Iterator[CallPiece]:
     if output.numel() <= CHUNK or not call.signature.is_pointwise:
-        yield Piece(call=call, first=place, outputs=[output])
+        yield CallPiece(call=call, first=place, outputs=[output])
         return
     for part, *tensors in in_chunks([output, *call.tensors()], output.shape):
-        yield Piece(call=_with_tensors(call, iter(tensors)), first=place, outputs=[part])
+        yield CallPiece(call=_with_tensors(call, iter(tensors)), first=place, outputs=[part])
 
 
 def _with_tensors(call: OpCall, tensors: Iterator[Tensor]) -> OpCall:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from roundoff.kernels.compiled import where_fp64_is
 from roundoff.record.reference.exact_rerun import (
     CHUNK,
-    Piece,
+    CallPiece,
     has_something_to_judge,
     in_chunks,
     pieces,
@@ -215,7 +215,7 @@ class Reference:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         self.not_judged[f"{func.namespace}.{func.overloadpacket.__name__}"] = reason
 
-    def _judge(self, piece: Piece, tallies: Sequence[ErrorTally | None]) -> None:
+    def _judge(self, piece: CallPiece, tallies: Sequence[ErrorTally | None]) -> None:
         wanted = tallies[piece.first : piece.first + len(piece.outputs)]
         if not any(wanted):
             return

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 from roundoff.diagnose.diagnosis import RunView
-from roundoff.diagnose.ranks.agreement import INPUT, Agreement, Stretch, rank_agreement
+from roundoff.diagnose.ranks.agreement import INPUT, RankAgreement, Stretch, rank_agreement
 from roundoff.report.markup import Html, join_html, tag
 from roundoff.report.run_page.section import Section
 from roundoff.words import join_names, plural
@@ -53,12 +53,12 @@ def _left_out(num_columns: int, num_ranks: int) -> list[str]:
     return notes
 
 
-def _sentence(each: Agreement) -> Html:
+def _sentence(each: RankAgreement) -> Html:
     words = tag("span", agreement_words(each), class_="odd" if each.first_odd is not None else None)
     return tag("li", tag("strong", _TITLES[each.kind]), ": ", words)
 
 
-def agreement_words(each: Agreement) -> str:
+def agreement_words(each: RankAgreement) -> str:
     """Say who agrees with whom, since when not, and in what."""
     odd = each.first_odd
     num_steps = sum(stretch.num_steps for stretch in each.stretches)
@@ -77,7 +77,7 @@ def agreement_words(each: Agreement) -> str:
     return sentence[0].upper() + sentence[1:]
 
 
-def _who(each: Agreement, stretch: Stretch, *, alike: bool) -> str:
+def _who(each: RankAgreement, stretch: Stretch, *, alike: bool) -> str:
     groups: dict[int, list[int]] = {}
     for rank, group in zip(each.ranks, stretch.groups, strict=True):
         if group is not None:
@@ -95,7 +95,7 @@ def _name_ranks(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {join_names([str(rank) for rank in ranks])}"
 
 
-def _since(each: Agreement, odd: Stretch) -> str:
+def _since(each: RankAgreement, odd: Stretch) -> str:
     later = each.stretches[each.stretches.index(odd) + 1 :]
     if all(map(each.is_odd, later)):
         return f"from step {odd.first_step} on"
@@ -108,7 +108,7 @@ def _steps(stretch: Stretch) -> str:
     return f"steps {stretch.first_step} to {stretch.last_step}"
 
 
-def _columns(found: Sequence[Agreement]) -> list[tuple[int, int]]:
+def _columns(found: Sequence[RankAgreement]) -> list[tuple[int, int]]:
     """Return first and last step of each column: nothing changes within, in any kind."""
     stretches = [stretch for each in found for stretch in each.stretches]
     begins = sorted({stretch.first_step for stretch in stretches})
@@ -116,7 +116,7 @@ def _columns(found: Sequence[Agreement]) -> list[tuple[int, int]]:
     return [(begin, end - 1) for begin, end in itertools.pairwise([*begins, last + 1])]
 
 
-def _places(found: Sequence[Agreement]) -> list[int]:
+def _places(found: Sequence[RankAgreement]) -> list[int]:
     """Return the places of ranks, the first one and those that are ever in another group than most in front."""
     places = range(len(found[0].ranks))
     odd = {
@@ -128,7 +128,7 @@ def _places(found: Sequence[Agreement]) -> list[int]:
     return list(dict.fromkeys([0, *sorted(odd), *places]))
 
 
-def _matrix(found: Sequence[Agreement], columns: Sequence[tuple[int, int]], places: Sequence[int]) -> Html:
+def _matrix(found: Sequence[RankAgreement], columns: Sequence[tuple[int, int]], places: Sequence[int]) -> Html:
     heads = [tag("th", _short(first, last), scope="col") for first, last in columns]
     head = tag("thead", tag("tr", tag("th", "step", scope="col"), *heads))
     bodies = [_rows(each, columns, sorted(places)) for each in found]
@@ -136,7 +136,7 @@ def _matrix(found: Sequence[Agreement], columns: Sequence[tuple[int, int]], plac
     return tag("div", table, class_="scrolling", tabindex=0, role="region", aria_label="ranks by steps")
 
 
-def _rows(each: Agreement, columns: Sequence[tuple[int, int]], places: Sequence[int]) -> Html:
+def _rows(each: RankAgreement, columns: Sequence[tuple[int, int]], places: Sequence[int]) -> Html:
     heading = tag("th", _TITLES[each.kind], scope="rowgroup", colspan=len(columns) + 1)
     known = [_stretch_at(each, first) for first, _ in columns]
     rows = [
@@ -146,7 +146,7 @@ def _rows(each: Agreement, columns: Sequence[tuple[int, int]], places: Sequence[
     return tag("tbody", tag("tr", heading), *rows)
 
 
-def _stretch_at(each: Agreement, step: int) -> Stretch | None:
+def _stretch_at(each: RankAgreement, step: int) -> Stretch | None:
     return next((stretch for stretch in each.stretches if stretch.first_step <= step <= stretch.last_step), None)
 
 
@@ -154,7 +154,7 @@ def _short(first: int, last: int) -> str:
     return str(first) if first == last else f"{first}\N{EN DASH}{last}"
 
 
-def _cell(each: Agreement, stretch: Stretch | None, place: int) -> Html:
+def _cell(each: RankAgreement, stretch: Stretch | None, place: int) -> Html:
     group = None if stretch is None else stretch.groups[place]
     if stretch is None or group is None:
         return tag("td")

@@ -24,7 +24,7 @@ _COUNTERS = ("num_batches_tracked", "n_averaged")
 
 
 @dataclass(frozen=True, slots=True)
-class _Twin:
+class _AverageTwin:
     module: ref[nn.Module]
     model: ref[nn.Module]
     own_start: dict[str, tuple[float, float]]
@@ -39,7 +39,7 @@ class AverageTwins:
 
     def __init__(self, training: Training) -> None:
         self._training = training
-        self._twins: dict[int, _Twin] = {}
+        self._twins: dict[int, _AverageTwin] = {}
         self._num_looks = 0
 
     def step_ended(self, step: int) -> None:
@@ -56,7 +56,7 @@ class AverageTwins:
                 continue
             model = next((m for m in models if shapes[id(m)] == _shapes(x) and _is_apart(m, x)), None)
             if model is not None:
-                self._twins[id(x)] = _Twin(ref(x), ref(model), _sums(x), _sums(model))
+                self._twins[id(x)] = _AverageTwin(ref(x), ref(model), _sums(x), _sums(model))
 
     def is_followed(self, module: nn.Module) -> bool:
         """Say whether a module is a copy that is to be looked at."""

@@ -155,7 +155,7 @@ class FactCollector:
                 "draws", step, lambda: self._write_if_any(self._draws.see(function, drawn, step=step, line=line))
             )
 
-    def asked(self, module: nn.Module, args: tuple[Any, ...], step: int, *, fully: bool) -> None:
+    def called_without_gradients(self, module: nn.Module, args: tuple[Any, ...], step: int, *, fully: bool) -> None:
         """Count a call of a model by the loop without gradients; look at copies of a trained one."""
         self._num_asked += fully
         if not self._target_twins.is_followed(module):

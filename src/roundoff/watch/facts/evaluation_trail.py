@@ -69,7 +69,7 @@ class _Call:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Trail:
+class _ValueTrail:
     """How a tensor was computed from outputs."""
 
     calls: tuple[_Call, ...]
@@ -96,7 +96,7 @@ class EvaluationTrail:
     def __init__(self) -> None:
         self.is_on = False
         """Whether functions are to be reported."""
-        self._trails: dict[int, tuple[ref[Tensor], _Trail]] = {}
+        self._trails: dict[int, tuple[ref[Tensor], _ValueTrail]] = {}
         self._lines: dict[tuple[str, str | None], _Line] = {}
         self._matches: dict[str | None, _Matches] = {}
         self._batches: dict[int, tuple[ref[Tensor], list[ref[Tensor]]]] = {}
@@ -151,7 +151,7 @@ class EvaluationTrail:
             without_gradients=without, in_training=in_training, own=self._own(given), model=ref(module), given=only
         )
         for x in outputs:
-            self._follow(x, _Trail(calls=(call,)))
+            self._follow(x, _ValueTrail(calls=(call,)))
 
     def _own(self, given: Any) -> Tensor | None:
         """Return the class indices of the batch whose input a model was given."""
@@ -164,11 +164,11 @@ class EvaluationTrail:
                         return y.detach().clone()
         return None
 
-    def _follow(self, x: Tensor, trail: _Trail) -> None:
+    def _follow(self, x: Tensor, trail: _ValueTrail) -> None:
         if len(self._trails) < 2 * _MAX_TRACKED:
             self._trails[id(x)] = (ref(x), trail)
 
-    def _trail_of(self, x: Any) -> _Trail | None:
+    def _trail_of(self, x: Any) -> _ValueTrail | None:
         known = self._trails.get(id(x))
         return known[1] if known is not None and known[0]() is x else None
 
@@ -183,7 +183,7 @@ class EvaluationTrail:
             self._see_other(name, args, result)
             return
         made = [x for x in tensors_of(result) if type(x) is Tensor]
-        trail = _joined(trails, name)
+        trail = _join_trails(trails, name)
         found = None
         if all(call.without_gradients == trail.calls[0].without_gradients for call in trail.calls):
             source = None if line is None else f"{shown_path(line[0])}:{line[1]}"
@@ -203,7 +203,7 @@ class EvaluationTrail:
             for line in self._lines.values():
                 line.is_masked |= tuple(result.shape) == line.probe.other_shape
 
-    def _see_matches(self, name: str, args: tuple[Any, ...], trails: list[_Trail]) -> None:
+    def _see_matches(self, name: str, args: tuple[Any, ...], trails: list[_ValueTrail]) -> None:
         for trail in trails:
             if trail.line is None:
                 continue
@@ -213,7 +213,15 @@ class EvaluationTrail:
             trail.line.is_masked |= has_other and name not in ("cat", "stack", "div", "__truediv__", "true_divide")
 
     def _look(
-        self, name: str, args: Any, kwargs: Any, made: list[Tensor], trail: _Trail, *, step: int, source: str | None
+        self,
+        name: str,
+        args: Any,
+        kwargs: Any,
+        made: list[Tensor],
+        trail: _ValueTrail,
+        *,
+        step: int,
+        source: str | None,
     ) -> _Line | None:
         x = args[0] if args and isinstance(args[0], Tensor) else None
         if x is None:
@@ -249,7 +257,7 @@ class EvaluationTrail:
     def _note(
         self,
         kind: Literal["threshold", "choice", "match", "error", "loss"],
-        trail: _Trail,
+        trail: _ValueTrail,
         source: str | None,
         step: int,
         x: Tensor,
@@ -275,7 +283,7 @@ class EvaluationTrail:
         )
         return line
 
-    def _compare(self, chosen: Tensor, target: Tensor, trail: _Trail, source: str | None, step: int) -> None:
+    def _compare(self, chosen: Tensor, target: Tensor, trail: _ValueTrail, source: str | None, step: int) -> None:
         """Count the choices of an evaluation by the class indices that they meet."""
         is_plain = chosen.shape == target.shape and 0 < chosen.numel() <= _MAX_ELEMENTS and chosen.is_cpu
         if not is_plain or not trail.calls[0].without_gradients or not _is_whole(chosen) or not _is_whole(target):
@@ -301,7 +309,7 @@ class EvaluationTrail:
                 found.num_own += len(own)
                 found.num_others += int((own != pairs[:, 1]).sum())
 
-    def _keep_pair(self, trail: _Trail, target: Tensor, step: int) -> None:
+    def _keep_pair(self, trail: _ValueTrail, target: Tensor, step: int) -> None:
         """Keep the input and the targets of one call, to be tried in other ways at the end."""
         call = trail.calls[0]
         x, model = None if call.given is None else call.given(), call.model()
@@ -345,17 +353,17 @@ def _is_moved(counts: Counter[tuple[int, int]], chosen: int, target: int) -> boo
     return chosen != target and is_often and counts[chosen, target] >= _MOST * num
 
 
-def _joined(trails: list[_Trail], name: str) -> _Trail:
+def _join_trails(trails: list[_ValueTrail], name: str) -> _ValueTrail:
     functions = max((trail.functions for trail in trails), key=len)
     calls = tuple({id(call): call for trail in trails for call in trail.calls}.values())  # samplers go in circles
-    return _Trail(
+    return _ValueTrail(
         calls=calls[:_MAX_CALLS],
         functions=functions if name in _KEEPS_VALUES else (*functions[:_MAX_CHAIN], name),
         in_order=all(trail.in_order for trail in trails) and name not in _REORDERS and len(calls) <= _MAX_CALLS,
     )
 
 
-def _line_of(trails: list[_Trail], name: str, args: tuple[Any, ...]) -> _Line | None:
+def _line_of(trails: list[_ValueTrail], name: str, args: tuple[Any, ...]) -> _Line | None:
     """Return the line whose matches a function only moves or converts."""
     return trails[0].line if name in _KEEPS_VALUES and len(trails) == 1 else None
 

@@ -66,10 +66,14 @@ class KeptPairs:
         features, wanted = features[order], wanted[order]
         hats = _hats(features)
         shuffled = [
-            _explained(hats, wanted[torch.randperm(len(x), generator=generator)]) for _ in range(_NUM_PERMUTATIONS)
+            _explained_variance(hats, wanted[torch.randperm(len(x), generator=generator)])
+            for _ in range(_NUM_PERMUTATIONS)
         ]
         return PredictorProbe(
-            step=step, num_samples=len(x), explained=_explained(hats, wanted), explained_by_chance=max(shuffled)
+            step=step,
+            num_samples=len(x),
+            explained=_explained_variance(hats, wanted),
+            explained_by_chance=max(shuffled),
         )
 
 
@@ -146,7 +150,7 @@ def _hats(features: Tensor) -> list[list[Tensor]]:
     return found
 
 
-def _explained(hats: list[list[Tensor]], wanted: Tensor) -> float:
+def _explained_variance(hats: list[list[Tensor]], wanted: Tensor) -> float:
     """Return the share of the variance that is predicted of the half left out, with the best of the strengths."""
     half = len(wanted) // 2
     first, second = wanted[:half], wanted[half:]

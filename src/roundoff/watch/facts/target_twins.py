@@ -25,7 +25,7 @@ _FIRST_LOOK = 64
 
 
 @dataclass(slots=True)
-class _Twin:
+class _TargetTwin:
     """One copy, as it was when it was first called."""
 
     trained: list[ref[Tensor]]
@@ -49,7 +49,7 @@ class TargetTwins:
     def __init__(self, training: Training, sites: Sites) -> None:
         self._training = training
         self._sites = sites
-        self._known: IdentityDict[nn.Module, _Twin | None] = IdentityDict()
+        self._known: IdentityDict[nn.Module, _TargetTwin | None] = IdentityDict()
 
     def is_followed(self, module: nn.Module) -> bool:
         """Whether a call of this model is to be seen: it is a copy, or not known yet."""
@@ -90,7 +90,7 @@ class TargetTwins:
             inputs=tuple(known.inputs),
         )
 
-    def _find_twin(self, module: nn.Module) -> _Twin | None:
+    def _find_twin(self, module: nn.Module) -> _TargetTwin | None:
         """Match each parameter of a module with one of an optimizer that has the same values."""
         held = [p for optimizer in self._training.optimizers for p in parameters_of(optimizer)]
         parameters, ids = list(module.parameters()), {id(p) for p in held}
@@ -101,7 +101,7 @@ class TargetTwins:
         start = _hashes(parameters)
         if len(set(start)) < 2 or not all(number in by_value for number in start):
             return None
-        return _Twin([ref(by_value[number]) for number in start], start)
+        return _TargetTwin([ref(by_value[number]) for number in start], start)
 
 
 def _is_readable(x: Tensor) -> bool:

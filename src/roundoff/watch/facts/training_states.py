@@ -55,7 +55,7 @@ _Kind = Literal["weight", "buffer", "optimizer", "copy"]
 
 
 @dataclass(slots=True)
-class _Group:
+class _StateTensors:
     """The named tensors of one group, which become a `StateGroup`."""
 
     kind: _Kind
@@ -162,7 +162,7 @@ class TrainingStates:
         with torch.no_grad():
             models, groups = self._models(), list[StateGroup]()
             if why_not is None:
-                groups = [self._summarized(group) for group in self._groups(models) if group.tensors]
+                groups = [self._summarize(group) for group in self._groups(models) if group.tensors]
             scaler = next(iter(self._training.scalers), None)
             scaling = {} if scaler is None else scaler.state_dict()
             optimizers = self._named_optimizers(_names_of(models))
@@ -230,19 +230,19 @@ class TrainingStates:
             named.append((name if count[name] == 1 else f"{name}#{count[name]}", kind, module))
         return named
 
-    def _groups(self, models: list[tuple[str, _Kind, nn.Module]]) -> Iterator[_Group]:
+    def _groups(self, models: list[tuple[str, _Kind, nn.Module]]) -> Iterator[_StateTensors]:
         """Yield weights, buffers and copies, then each kind of state of each optimizer."""
         for name, kind, module in models:
-            yield _Group(kind, name, dict(module.named_parameters()))
-            yield _Group("buffer" if kind == "weight" else kind, name, dict(module.named_buffers()))
+            yield _StateTensors(kind, name, dict(module.named_parameters()))
+            yield _StateTensors("buffer" if kind == "weight" else kind, name, dict(module.named_buffers()))
         names = _names_of(models)
         for name, optimizer in self._named_optimizers(names):
-            groups: dict[str, _Group] = {}
+            groups: dict[str, _StateTensors] = {}
             for place, parameter in enumerate(parameters_of(optimizer)):
                 state = optimizer.state.get(parameter)
                 for key, value in state.items() if isinstance(state, dict) else ():
                     if isinstance(value, Tensor) and key != "step":  # which is among `updates`
-                        group = groups.setdefault(str(key), _Group("optimizer", f"{name}.{key}"))
+                        group = groups.setdefault(str(key), _StateTensors("optimizer", f"{name}.{key}"))
                         group.tensors[names.get(id(parameter), str(place))] = value
             yield from groups.values()
 
@@ -261,7 +261,7 @@ class TrainingStates:
             named.append((name if count[name] == 1 else f"{name}#{count[name]}", optimizer))
         return named
 
-    def _summarized(self, group: _Group) -> StateGroup:
+    def _summarize(self, group: _StateTensors) -> StateGroup:
         found = {name: self._hash_and_norm(x) for name, x in group.tensors.items() if _has_values(x)}
         hashes = {name: f"{number:016x}" for name, (number, _) in found.items()}
         norms = [norm for _, norm in found.values()]

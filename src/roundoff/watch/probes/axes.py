@@ -88,7 +88,7 @@ class AxesWatcher(FunctionMode):
             if _is_plain(scores) and _is_plain(target) and not target.is_floating_point() and scores.dim() > 1:
                 self._check_classes(name, scores)
         elif name in _PRODUCTS or name == "einsum":
-            for operand, axis in _contracted(name, args):
+            for operand, axis in _contracted_axes(name, args):
                 self._check_weights(name, operand, axis)
 
     def _follow_reshapes(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
@@ -174,7 +174,7 @@ def mixed_axis(given: Sequence[int], made: Sequence[int]) -> int | None:
     return None
 
 
-def _contracted(name: str, args: tuple[Any, ...]) -> list[tuple[Tensor, int]]:
+def _contracted_axes(name: str, args: tuple[Any, ...]) -> list[tuple[Tensor, int]]:
     """Return the operands of a product, each with the axis that is summed over."""
     if name == "einsum":
         equation, *operands = args

@@ -57,7 +57,7 @@ def _peak_rate(training: Training, metrics: Sequence[Metrics]) -> Sequence[Chang
     return [rate_of(max(rates))] if rates else []
 
 
-def _unscaled(training: Training, metrics: Sequence[Metrics]) -> Sequence[Change]:
+def _unscale_gradients(training: Training, metrics: Sequence[Metrics]) -> Sequence[Change]:
     scales = [row.loss_scale for row in metrics if row.loss_scale]
     return [gradients_times(1 / scale, text="gradients unscaled before every step") for scale in scales[-1:]]
 
@@ -68,7 +68,7 @@ FIXES: Mapping[str, MakeFixes] = {
     **dict.fromkeys(("lr-zero", "scheduler-rate"), _peak_rate),
     **dict.fromkeys(("missing-zero-grad", "zero-grad-before-step"), lambda training, _: [clear_gradients(training)]),
     "missing-step": lambda training, _: [step_after_backward(training)],
-    "step-on-scaled-gradients": _unscaled,
+    "step-on-scaled-gradients": _unscale_gradients,
     "clip-before-unscale": lambda *_: [unscale_before_clipping()],
     "norm-weight-decay": lambda *_: [without_decay()],
     "gradient-underflow": lambda *_: [scaled_loss(_SCALE)],
@@ -127,12 +127,12 @@ class _Replay:
         self._path = (path[0], path[1][:_MAX_TAPES])
 
     @functools.cached_property
-    def _unchanged(self) -> list[float]:
+    def _losses_unchanged(self) -> list[float]:
         return self._play(UNCHANGED)
 
     def try_fix(self, rule: str, fix: Change) -> WhatIfProbe | None:
         """Play the steps with a fix; None if they cannot show whether it helps, or do not accept it."""
-        before = self._unchanged
+        before = self._losses_unchanged
         if len(before) < 2 or not self._min_loss <= abs(before[0]) < math.inf:
             return None
         after = self._play(fix)
