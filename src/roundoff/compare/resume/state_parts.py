@@ -116,7 +116,8 @@ def _buffers(reference: StateFacts, candidate: StateFacts) -> ComparedPart:
         return absent(part, "the model has none")
     if not found.differing:
         return as_before(part, f"all {found.num_common} are the same")
-    text = f"the buffers were not restored: {found.listed_names} {'is' if len(found.differing) == 1 else 'are'} not as in the run"
+    are = "is" if len(found.differing) == 1 else "are"
+    text = f"the buffers were not restored: {found.listed_names} {are} not as in the run"
     fix = "save the whole state_dict() of the model, which holds its buffers, and load it with strict=True"
     return lost(part, text, fix=fix, differing=list(found.differing[:20]))
 
