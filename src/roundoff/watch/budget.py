@@ -12,8 +12,8 @@ from roundoff.replay.snapshots import Snapshots
 from roundoff.replay.state import Training
 from roundoff.watch.settings import WatchSettings
 
-_FREE_SECONDS_PER_STEP = 100e-6
-"""Even a step too short for its share to pay for two empty hooks may be watched for this long, all included."""
+_FREE_SECONDS_PER_STEP = 60e-6
+"""Even a step too short for its share to pay for two empty hooks may be watched for this long."""
 _UNTIMED_SECONDS = 40e-6
 """What a step costs around the hooks that time themselves: torch's calls of them, wrappers, cold caches; measured."""
 _START_SECONDS = 1.5
@@ -180,7 +180,7 @@ class TimeBudget:
     def count_step(self, seconds: float = 0.0) -> None:
         """Note that a step has ended, and the part of its cost that was not passed to `add`."""
         self._num_steps += 1
-        self._spent += seconds + _UNTIMED_SECONDS
+        self._spent += seconds
 
     def add(self, seconds: float) -> None:
         """Count time that one of our hooks took."""
@@ -223,7 +223,8 @@ class TimeBudget:
             if on_task <= _TAPING_CREDIT_SECONDS * stretch:
                 return True
             on_task -= credit
-        allowed = max(self._share * self.training_seconds, _FREE_SECONDS_PER_STEP * self._num_steps * stretch)
+        share = self._share * self.training_seconds - _UNTIMED_SECONDS * self._num_steps
+        allowed = max(share, _FREE_SECONDS_PER_STEP * self._num_steps * stretch)
         more = on_task - self._of_task.get(task, 0.0) + (credit if task == TAPING else 0.0)
         return on_task <= part * allowed and self._spent - credit + more <= allowed
 
