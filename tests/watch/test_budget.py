@@ -4,7 +4,8 @@ import time
 
 import pytest
 
-from roundoff.watch.budget import TimeBudget
+from roundoff.watch.budget import StepSchedule, TimeBudget
+from roundoff.watch.settings import WatchSettings
 
 
 @pytest.fixture
@@ -165,3 +166,14 @@ def test_a_budget_of_nothing_allows_nothing(clock: list[float]):
     clock[0] = 100.0
     budget.count_step()
     assert not budget.has_room("norms", part=1.0)
+
+
+@pytest.mark.parametrize(("seconds", "num_steps", "length"), [(0.1, 200, 64), (2.0, 200, 16), (0.001, 4, 16)])
+def test_short_steps_stay_quiet_for_longer(clock: list[float], seconds: float, num_steps: int, length: int):
+    budget = TimeBudget(0.02)
+    for _ in range(num_steps):
+        budget.count_step()
+    clock[0] = seconds
+    schedule = StepSchedule(WatchSettings(), budget)
+    schedule.begin_quiet(640)
+    assert schedule.quiet_until == 640 + length

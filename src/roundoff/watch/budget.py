@@ -37,8 +37,9 @@ _ALERT_STEPS = 200
 """After an anomaly, this many steps are taped whatever it costs."""
 _PHASE_STEPS, _MAX_PHASES = 20, 4
 """This many steps are taped whatever it costs when a model joins after the start, and this often."""
-_QUIET_STEPS = 16
-"""After this many steps with few checks, the budget is checked again for more."""
+_QUIET_STEPS, _MAX_QUIET_STEPS, _QUIET_SECONDS = 16, 64, 0.05
+"""After this many steps with few checks, the budget is checked again for more. If steps are short, that waits longer:
+a step that is not quiet may cost as much as the training's own."""
 _MIN_BETWEEN_TAPED, _MAX_BETWEEN_TAPED = 256, 4096
 """From the first of the quiet steps of several ranks that are taped again to the next; it grows with the training."""
 _MODULE_SECONDS = 8e-6
@@ -125,6 +126,12 @@ class TimeBudget:
         """
         self._start = max(time.perf_counter() - began - of_script, 0.0)
         self._began_process = min(began, self._began_process)
+
+    def steps_within(self, seconds: float) -> int:
+        """Return about how many steps the training makes in this time; 0 as long as too few were seen to say."""
+        if self._num_steps < _QUIET_STEPS:
+            return 0
+        return int(seconds * self._num_steps / max(self.training_seconds, 1e-9))
 
     def begin_training(self) -> None:
         """Note that the first step begins."""
@@ -281,7 +288,10 @@ class StepSchedule:
 
     def begin_quiet(self, step: int) -> None:
         """Follow this step and some more quietly, the same on every rank."""
-        self.quiet_until = step - step % _QUIET_STEPS + _QUIET_STEPS
+        length = _QUIET_STEPS
+        if num_ranks() == 1:
+            length = min(max(self._budget.steps_within(_QUIET_SECONDS), _QUIET_STEPS), _MAX_QUIET_STEPS)
+        self.quiet_until = step - step % length + length
 
     def end_quiet(self) -> None:
         """Follow the next step as one that is not quiet."""
