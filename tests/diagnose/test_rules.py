@@ -75,6 +75,7 @@ double-step
 missing-step
 scheduler-before-step scheduler-rate
 schedule-too-long
+plateau-inverted
 settings-swapped weight-decay-too-strong eps-above-gradients decay-in-adam
 eval-mode-training
 mixed-reductions
@@ -172,8 +173,8 @@ loss-term-unreachable: graph-cut not-in-optimizer
 lr-too-high: accumulation-not-averaged clip-after-step clip-before-backward double-step exploding-activations
     input-scale loss-sum-reduction loss-unbounded-below missing-zero-grad settings-swapped step-on-scaled-gradients
 lr-too-low: clip-before-unscale clip-too-low constant-softmax consumed-overflow dead-units eps-above-gradients
-    gradient-underflow graph-cut lr-too-high lr-zero missing-step saturated-softmax schedule-too-long scheduler-rate
-    stepping-stopped terms-cancel update-below-ulp vanishing-gradients weight-decay-too-strong zero-grad-before-step
+    gradient-underflow graph-cut lr-too-high lr-zero missing-step plateau-inverted saturated-softmax schedule-too-long
+    scheduler-rate stepping-stopped terms-cancel update-below-ulp vanishing-gradients weight-decay-too-strong zero-grad-before-step
 nonfinite-update: accumulation-not-averaged cancellation clip-after-step clip-before-backward double-step
     loss-scale-collapsed loss-sum-reduction loss-unbounded-below lr-too-high missing-zero-grad settings-swapped
     step-on-scaled-gradients

@@ -232,6 +232,7 @@ EVIDENCE_KEYS: Mapping[str, str] = {
     "taken": "int: how many steps the schedule took", "position": "int?: where the schedule was in its course",
     "saved": "any: where the saved schedule was, or the steps at which checkpoints were saved",
     "lowest": "any: the steps with the lowest evaluation losses",
+    "metrics": "any: the last numbers that the scheduler was given", "rates": "any: the learning rates after them",
     "num_current": "int: in how many calls the target had the weights of the model",
     "added": "num: what was added",
 }  # fmt: skip

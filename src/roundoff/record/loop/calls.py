@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, SupportsFloat, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from roundoff.kernels.host_copies import LateNumber
 from roundoff.record.loop.schedule_plan import NO_PLAN, plan_of
@@ -217,7 +219,7 @@ def _schedule_positions(value: Any, *, depth: int) -> Iterator[int]:
             yield from _schedule_positions(item, depth=depth - 1)
 
 
-def describe_scheduler(result: Any, scheduler: Any, *_: Any, **__: Any) -> LoopCall:
+def describe_scheduler(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> LoopCall:
     """Describe the step of a learning-rate scheduler."""
     groups = getattr(getattr(scheduler, "optimizer", None), "param_groups", [])
     position = getattr(scheduler, "last_epoch", None)
@@ -231,7 +233,17 @@ def describe_scheduler(result: Any, scheduler: Any, *_: Any, **__: Any) -> LoopC
         length=plan.length,
         peak=plan.peak,
     )
+    if isinstance(scheduler, ReduceLROnPlateau):
+        given = args[0] if args else kwargs.get("metrics")
+        detail = replace(detail, metric=_number(given), improves="max" if scheduler.mode == "max" else "min")
     return LoopCall("scheduler", scheduler, detail)
+
+
+def _number(value: Any) -> float | None:
+    """Return a finite number; None of anything else, and of what is on an accelerator: reading it would wait."""
+    if isinstance(value, Tensor):
+        value = value.item() if value.numel() == 1 and value.is_cpu else None
+    return float(value) if isinstance(value, SupportsFloat) and math.isfinite(float(value)) else None
 
 
 def _detach(value: Any) -> Any:

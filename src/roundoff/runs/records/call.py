@@ -95,6 +95,10 @@ class SchedulerDetail:
     """After so many of its steps the rate is meant to have come down for good; said with its first step."""
     peak: int | None = optional_field(None)
     """After so many of its steps the rate is meant to be highest, where it rises at first; said with its first step."""
+    metric: float | None = optional_field(None)
+    """The number that it was given to decide by."""
+    improves: Literal["min", "max"] | None = optional_field(None)
+    """In which direction that number gets better, as the scheduler was told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,26 @@
+"""The scheduler waits for the evaluation loss to fall."""
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+torch.manual_seed(1)
+X, Xv = torch.randn(800, 20), torch.randn(250, 20)
+mix = torch.randn(20, 4)
+Y, Yv = (X @ mix).argmax(1), (Xv @ mix).argmax(1)
+net = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 4))
+opt = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
+schedule = ReduceLROnPlateau(opt, factor=0.1, patience=1)
+for epoch in range(12):
+    net.train()
+    for part in torch.randperm(800).split(40):
+        loss = nn.functional.cross_entropy(net(X[part]), Y[part])
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+    net.eval()
+    with torch.no_grad():
+        scores = net(Xv)
+        value = nn.functional.cross_entropy(scores, Yv)
+    schedule.step(value)
+    print(epoch, loss.item(), value, opt.param_groups[0]["lr"])
