@@ -50,6 +50,8 @@ _LIMITING = {
     "dropout": "dropout",
 }  # fmt: skip
 _LIMITS = {"relu": (0.0, math.inf), "tanh": (-1.0, 1.0), "sigmoid": (0.0, 1.0), "cosine": (-1.0, 1.0)}
+_SCALES = {"mul": 1, "__mul__": 1, "__rmul__": 1, "div": -1, "__truediv__": -1, "true_divide": -1}
+"""The power of the number in functions that multiply or divide by one."""
 _BEYOND = 0.05
 """Targets that are nearer to a limit than this can be met well enough."""
 _MAX_ROWS = 4096
@@ -78,7 +80,7 @@ class CriterionWatcher(FunctionMode):
         self._ids = token_ids(tape)
         self._of_models: dict[int, ref[Tensor]] = {}
         """What was computed from parameters without gradients."""
-        self._limited: dict[int, tuple[ref[Tensor], str]] = {}
+        self._limited: dict[int, tuple[ref[Tensor], str, float]] = {}
         """What a function with limited results has made, and which."""
         self._masks = [external.copy for external in tape.external if _is_mask(external.copy)]
 
@@ -120,18 +122,28 @@ class CriterionWatcher(FunctionMode):
         if type(result) is not Tensor or not result.is_floating_point():
             return
         first = args[0] if args else None
-        by = _LIMITING.get(name, "")
+        by, factor = _LIMITING.get(name, ""), 1.0
         if name in _PRODUCTS and len(args) == 2:
             with hidden_from_modes(), torch.no_grad():
                 by = "cosine" if _are_cosines(*args) else ""
         elif (name in _MOVING and isinstance(first, Tensor)) or (by == "dropout" and not _drops(args, kwargs)):
-            by = self._limit_of(first)
+            by, factor = self._limit_of(first)
+        elif name in _SCALES and len(args) == 2:
+            by, factor = self._scaled_limit(name, *args)
         if by:
-            self._limited[id(result)] = (ref(result), by)
+            self._limited[id(result)] = (ref(result), by, factor)
 
-    def _limit_of(self, x: Any) -> str:
+    def _limit_of(self, x: Any) -> tuple[str, float]:
+        """Return what limits a tensor, and what it was multiplied by since."""
         known = self._limited.get(id(x))
-        return known[1] if known is not None and known[0]() is x else ""
+        return known[1:] if known is not None and known[0]() is x else ("", 1.0)
+
+    def _scaled_limit(self, name: str, one: Any, other: Any) -> tuple[str, float]:
+        """Return what limits cosines that are multiplied or divided by a number; a learned scale limits none."""
+        by, factor = self._limit_of(one)
+        if not isinstance(other, (int, float)) or by != "cosine" or not other:
+            return "", 1.0
+        return by, factor * abs(other) ** _SCALES[name]
 
     def _is_of_model(self, x: Tensor) -> bool:
         known = self._of_models.get(id(x))
@@ -144,6 +156,9 @@ class CriterionWatcher(FunctionMode):
         else:
             values = self._values(scores, target, given.get("ignore_index"))
         line = self._sources.here()
+        limit, factor = self._limit_of(given["input"])
+        if factor > 1:
+            limit = ""  # a scale lets cosines be as far apart as the loss needs
         return CriterionCall(
             step=self._step,
             function=name,
@@ -156,7 +171,8 @@ class CriterionWatcher(FunctionMode):
             target_shape=tuple(target.shape),
             target_dtype=str(target.dtype).removeprefix("torch."),
             made_by=maker_of(given["input"]),
-            limited_by=(limit := self._limit_of(given["input"])),
+            limited_by=limit,
+            limit_factor=factor,
             num_unreachable=_num_unreachable(target, limit),
             has_own_diagonal=name == "cross_entropy" and _has_own_diagonal(scores, target),
             value=float(result.detach()) if result.numel() == 1 else None,

@@ -24,6 +24,8 @@ def seen(function: str, *, step: int = 0, **facts: Any) -> CriterionCall:
         ("mse_loss", {"limited_by": "relu", "num_targets": 10, "num_unreachable": 4}, "outputs-limited"),
         ("mse_loss", {"limited_by": "relu", "num_targets": 100, "num_unreachable": 2}, None),
         ("cross_entropy", {"limited_by": "cosine", "input_shape": (8, 8)}, "outputs-limited"),
+        ("cross_entropy", {"limited_by": "cosine", "limit_factor": 0.07, "input_shape": (8, 8)}, "outputs-limited"),
+        ("cross_entropy", {"limit_factor": 15.0, "input_shape": (8, 8)}, None),
         ("cross_entropy", {"limited_by": "relu", "input_shape": (8, 3)}, "outputs-limited"),
         ("cross_entropy", {"input_shape": (8, 3)}, None),
         ("l1_loss", {"limited_by": "dropout"}, "dropout-on-output"),

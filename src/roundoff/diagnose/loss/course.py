@@ -66,10 +66,11 @@ _REGRESSIONS = frozenset({"mse_loss", "smooth_l1_loss", "huber_loss", "MSELoss",
 def initial_losses(run: Run) -> Finding | None:
     """Find a cross entropy that starts far above ln C because of the weights of the output layer.
 
-    An embedding that is the output layer too is judged mildly: its start values may be a choice.
+    An embedding that is the output layer too is judged mildly: its start values may be a choice. Cosines times a scale
+    are as large as the scale makes them, whatever the weights.
     """
     num_classes = _num_classes(run)
-    if num_classes is None or num_classes < 2:
+    if num_classes is None or num_classes < 2 or any(c.limit_factor > 1 for c in run.criteria(rank=first_rank(run))):
         return None
     ops = forward_ops(run)
     losses = [op.outputs[0] for op in ops if op.bare in ("nll_loss_forward", "nll_loss2d_forward")]

@@ -132,18 +132,22 @@ def _limited_logits(call: CriterionCall) -> tuple[str, str, str, str] | None:
     width = _WIDTHS.get(call.limited_by)
     if width is None or len(call.input_shape) < 2 or call.function != "cross_entropy":
         return None
+    width *= call.limit_factor
     classes = call.input_shape[1]
     floor, guess = math.log(1 + (classes - 1) * math.exp(-width)), math.log(max(classes, 2))
+    scaled = f", times {format_short(call.limit_factor)}" if call.limit_factor < 1 else ""
     advice = (
-        "multiply the cosines by a scale, or divide by a temperature such as 0.07, before the loss"
+        "divide the cosines by the temperature instead of multiplying by it"
+        if call.limit_factor < 1
+        else "multiply the cosines by a scale, or divide by a temperature such as 0.07, before the loss"
         if call.limited_by == "cosine"
         else f"leave out the {call.limited_by} after the last layer"
     )
     return (
         "outputs-limited",
         f"the loss cannot fall below {format_short(floor)}",
-        f"its logits are {_NAMES[call.limited_by]}, {_RANGES[call.limited_by]}: with {classes} classes even perfect "
-        f"answers cost ln(1 + {classes - 1} e^-{width:g}) = {format_short(floor)}, where guessing costs "
-        f"{format_short(guess)}",
+        f"its logits are {_NAMES[call.limited_by]}, {_RANGES[call.limited_by]}{scaled}: with {classes} classes even "
+        f"perfect answers cost ln(1 + {classes - 1} e^-{format_short(width)}) = {format_short(floor)}, where "
+        f"guessing costs {format_short(guess)}",
         advice,
     )

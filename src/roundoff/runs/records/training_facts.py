@@ -78,6 +78,8 @@ class CriterionCall:
     """Whether it is a difference of two equal results, through both of which gradients flow."""
     limited_by: str = ""
     """What keeps the input within limits: `relu`, `tanh`, `sigmoid`, `cosine`, or `dropout` if that came last."""
+    limit_factor: float = 1.0
+    """What cosines were multiplied by; if that is more than 1, they count as unlimited."""
     num_unreachable: int = 0
     """How many targets are beyond those limits."""
     has_own_diagonal: bool = False
