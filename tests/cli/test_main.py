@@ -185,6 +185,13 @@ def test_says_where_options_of_the_script_go():
     assert "script" not in text
 
 
+def test_says_where_to_start_a_builder():
+    text = CliRunner().invoke(command_line, ["what-if", "runs/a"]).stderr
+    assert text.endswith(
+        "Error: Missing option '--builder'. To write one, start from what `roundoff replay RUN` prints.\n"
+    )
+
+
 def test_names_the_newest_run_where_none_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     answer = CliRunner().invoke(command_line, ["report"])

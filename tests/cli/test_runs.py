@@ -220,7 +220,16 @@ def test_a_run_without_events_is_an_error():
     write_steps(Path("a"), started="1", num_steps=0)
     result = invoke("show", "a")
     assert result.exit_code == 2
-    assert result.stderr == "UsageError: 'a' contains no events.\n  why: no step was recorded.\n"
+    assert result.stderr == (
+        "UsageError: 'a' contains no events.\n  why: no step was recorded.\n"
+        "  fix: record some: roundoff record --steps 0-1 SCRIPT\n"
+    )
+
+
+def test_a_run_without_events_names_its_replayed_step():
+    write_steps(Path("a"), started="1", num_steps=0)
+    write_steps(Path("a/replay/step7"), started="1")
+    assert invoke("show", "a").stderr.endswith("fix: see the replayed step: roundoff runs show a/replay/step7\n")
 
 
 def test_a_folder_that_is_no_run_is_an_error():

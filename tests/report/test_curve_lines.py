@@ -14,6 +14,17 @@ def test_a_training_that_broke_shows_where() -> None:
     assert line == "  loss   █▆▄▂▁▁xx  2 to nan; not finite from step 6 on"
 
 
+def test_a_training_that_recovered_does_not_count_as_broken() -> None:
+    losses = [2.0, 1.5, math.nan, 0.5, 0.25, math.nan, 0.2, 0.1]
+    (line,) = curve_lines([Metrics(step=step, loss=loss) for step, loss in enumerate(losses)])
+    assert line.endswith("  2 to 0.1; not finite in 2, first in step 2")
+
+
+def test_a_training_without_any_finite_loss_says_so() -> None:
+    (line,) = curve_lines([Metrics(step=step, loss=math.nan) for step in range(8)])
+    assert line == "loss   xxxxxxxx  nan to nan; never finite"
+
+
 def test_a_loss_scale_is_shown_once_it_has_moved() -> None:
     steady = [Metrics(step=step, loss=1.0, loss_scale=1024.0) for step in range(8)]
     moved = [*steady, Metrics(step=8, loss=1.0, loss_scale=512.0)]

@@ -157,7 +157,11 @@ def _hint(error: click.UsageError) -> str:
         if error.ctx is None or error.ctx.allow_interspersed_args:
             return ""
         return f"Options of the script come after it: {called} train.py {error.option_name} ..."
-    if not isinstance(error, click.MissingParameter) or error.param is None or error.param.metavar != "RUN":
+    if not isinstance(error, click.MissingParameter) or error.param is None:
+        return ""
+    if error.param.name == "builder":
+        return "To write one, start from what `roundoff replay RUN` prints."
+    if error.param.metavar != "RUN":
         return ""
     found = max(Path("runs").glob("*/run.json"), key=lambda path: path.stat().st_mtime, default=None)
     return f"The newest run here: {called} {found.parent}" if found is not None else "There is none in runs/ here."

@@ -118,7 +118,9 @@ def _explain_no_match(run: Run, filters: dict[str, Any]) -> UsageError:
     """Name the filter that excludes everything, and the values that exist."""
     existing = run.events(columns=["step", "phase", "site", "op"])
     if not existing.num_rows:
-        return UsageError.explain(f"'{run.path}' contains no events.", why="no step was recorded.")
+        replayed = [f"see the replayed step: roundoff runs show {run.replay(step).path}" for step in run.replayed_steps]
+        fix = replayed[0] if replayed else "record some: roundoff record --steps 0-1 SCRIPT"
+        return UsageError.explain(f"'{run.path}' contains no events.", why="no step was recorded.", fix=fix)
     for name, value in filters.items():
         if not run.events(**{name: value}, columns=[name]).num_rows:
             values = sorted(existing[name].unique())

@@ -50,7 +50,7 @@ def loss_sentence(losses: Sequence[float]) -> str:
     finite = [loss for loss in losses if math.isfinite(loss)]
     ends = f"loss {finite[0]:.3g} to {finite[-1]:.3g} in" if finite else "no finite loss in"
     bad = len(losses) - len(finite)
-    where = f", not finite in {bad}, first in step {_first_nonfinite(losses)}" if bad else ""
+    where = f", not finite in {bad}, first in step {_first_nonfinite(losses)}" if bad and finite else ""
     return f"{ends} {plural(len(losses), 'step')}{where}"
 
 
@@ -144,10 +144,20 @@ def curve_lines(metrics: Sequence[Metrics], *, width: int = 100, indent: str = "
 
 def _curve_line(name: str, points: Sequence[tuple[int, float]], *, width: int) -> str:
     values = [value for _, value in points]
-    bad = next((step for step, value in points if not math.isfinite(value)), None)
-    ends = f"{values[0]:.3g} to {values[-1]:.3g}" + ("" if bad is None else f"; not finite from step {bad} on")
+    ends = f"{values[0]:.3g} to {values[-1]:.3g}{_where_nonfinite(points)}"
     room = width - len(ends) - 11  # the label, the gaps and the indent
     return f"{name:<5}  {sparkline(values, width=max(8, min(_MAX_WIDTH, room)))}  {ends}"
+
+
+def _where_nonfinite(points: Sequence[Point]) -> str:
+    bad = [place for place, (_, value) in enumerate(points) if not math.isfinite(value)]
+    if not bad:
+        return ""
+    if len(bad) == len(points):
+        return "; never finite"
+    first = points[bad[0]][0]
+    stays = len(bad) == len(points) - bad[0]
+    return f"; not finite from step {first} on" if stays else f"; not finite in {len(bad)}, first in step {first}"
 
 
 def sparkline(values: Sequence[float], *, width: int = 48, low: float | None = None, high: float | None = None) -> str:

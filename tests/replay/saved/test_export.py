@@ -1,5 +1,6 @@
 """Scripts that are made of one bad op, run as a stranger would run them."""
 
+import math
 import runpy
 import subprocess
 import sys
@@ -102,6 +103,13 @@ def test_a_tensor_that_overlaps_itself_is_laid_out_row_by_row(tmp_path: Path, ca
     export_repro(replayed, to=tmp_path / "repro.py")
     assert "stride=" not in (tmp_path / "repro.py").read_text().split("arguments = ")[1]
     assert "output0  3 of 48 not finite" in output_of(tmp_path / "repro.py", capsys)
+
+
+def test_long_names_of_arguments_stay_apart_from_their_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    replayed = bad_step(lambda x: x.masked_fill((x < -1e29).any(), -math.inf).softmax(-1), tmp_path / "run")
+    export_repro(replayed, to=tmp_path / "repro.py")
+    assert "  seen in        " in (text := output_of(tmp_path / "repro.py", capsys))
+    assert "  half_to_float  False\n" in text
 
 
 def test_the_result_in_fp64_is_printed_next_to_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -28,6 +28,15 @@ def test_a_loss_that_is_not_finite_is_marked_where_it_happened_above_the_curve(t
     assert traces["anomaly"]["text"] == ["step 1: loss"]
 
 
+def test_where_no_loss_is_finite_the_crosses_are_at_the_top_and_the_axis_has_no_numbers(tmp_path: Path):
+    section = loss_section(view_run(write_metrics_run(tmp_path / "run", [math.nan, math.nan])))
+    assert section is not None
+    assert "No finite loss in 2 steps." in section.body
+    axis = section.data["loss"]["layout"]["yaxis"]
+    assert (axis["range"], axis["showticklabels"]) == ([-1, 0.05], False)
+    assert drawn(section)["anomaly"]["y"] == [0.0, 0.0]
+
+
 def test_the_step_of_the_verdict_has_a_line_with_its_rule(tmp_path: Path):
     section = loss_section(view_run(write_metrics_run(tmp_path / "run", [3.0, 2.0, math.nan])))
     assert section is not None

@@ -286,14 +286,15 @@ arguments = {{
 op = torch.ops.{op}
 
 print(f"{overload}, torch {{torch.__version__}}")
-print("  seen in    ", {where!r})
+width = max(map(len, ["seen in", *arguments])) + 2
+print(f"  {{'seen in':<{{width}}}}" + {where!r})
 for name, value in arguments.items():
     for x in tensors_in(value):
         wide = x.double() if x.is_floating_point() else x
         span = f"{{wide.min().item():g}} to {{wide.max().item():g}}" if x.numel() and not x.is_complex() else ""
-        print(f"  {{name:<12}}{{str(x.dtype)[6:]:<10}}{{list(x.shape)}}  {{span}}")
+        print(f"  {{name:<{{width}}}}{{str(x.dtype)[6:]:<10}}{{list(x.shape)}}  {{span}}")
     if not tensors_in(value):
-        print(f"  {{name:<12}}{{value}}")
+        print(f"  {{name:<{{width}}}}{{value}}")
 
 written = [a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
 result = op(**arguments)
@@ -344,12 +345,13 @@ op = torch.ops.{op}
 device = sys.argv[1] if len(sys.argv) > 1 else {device!r}
 
 print(f"{overload}, torch {{torch.__version__}}, on {{device}}")
-print("  seen in    ", {where!r})
+width = max(map(len, ["seen in", *arguments])) + 2
+print(f"  {{'seen in':<{{width}}}}" + {where!r})
 for name, value in arguments.items():
     for x in tensors_in(value):
-        print(f"  {{name:<12}}{{str(x.dtype)[6:]:<10}}{{list(x.shape)}}")
+        print(f"  {{name:<{{width}}}}{{str(x.dtype)[6:]:<10}}{{list(x.shape)}}")
     if not tensors_in(value):
-        print(f"  {{name:<12}}{{value}}")
+        print(f"  {{name:<{{width}}}}{{value}}")
 
 is_bad = False
 for number, (first, second) in enumerate(zip(run(device), run(device))):

@@ -115,10 +115,16 @@ def loss_section(view: RunView) -> Section | None:
                 y="loss",
                 shapes=shapes,
                 annotations=notes,
+                yaxis=_yaxis(view),
             )
         },
         thinned=_omissions(view),
     )
+
+
+def _yaxis(view: RunView) -> JsonValue:
+    """Return an axis without numbers if no curve gives it any: crosses alone stand at the top, at no value."""
+    return {} if _curves(view) else {"range": [-1, 0.05], "showticklabels": False}
 
 
 def _losses(run: CachedRun) -> dict[int, float]:
