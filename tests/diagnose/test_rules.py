@@ -174,7 +174,8 @@ lr-too-high: accumulation-not-averaged clip-after-step clip-before-backward doub
     input-scale loss-sum-reduction loss-unbounded-below missing-zero-grad settings-swapped step-on-scaled-gradients
 lr-too-low: clip-before-unscale clip-too-low constant-softmax consumed-overflow dead-units eps-above-gradients
     gradient-underflow graph-cut lr-too-high lr-zero missing-step plateau-inverted saturated-softmax schedule-too-long
-    scheduler-rate stepping-stopped terms-cancel update-below-ulp vanishing-gradients weight-decay-too-strong zero-grad-before-step
+    scheduler-rate stepping-stopped terms-cancel update-below-ulp vanishing-gradients weight-decay-too-strong
+    zero-grad-before-step
 nonfinite-update: accumulation-not-averaged cancellation clip-after-step clip-before-backward double-step
     loss-scale-collapsed loss-sum-reduction loss-unbounded-below lr-too-high missing-zero-grad settings-swapped
     step-on-scaled-gradients
