@@ -133,8 +133,8 @@ exception
 """Every rule by its codes, one line each, in the order in which a diagnosis decides."""
 
 CAUSES = """
-average-incomplete: ema-broken running-stats-frozen running-stats-lost
-average-too-slow: ema-broken
+average-incomplete: ema-broken running-stats-frozen running-stats-lost sum-stands-still
+average-too-slow: ema-broken sum-stands-still
 batch-mixing: axes-confused
 causal-leak: axes-confused
 clip-too-low: clip-before-unscale
@@ -144,6 +144,7 @@ domain-error: accumulation-not-averaged cancellation clip-after-step clip-before
     loss-scale-collapsed loss-sum-reduction loss-unbounded-below lr-too-high missing-zero-grad settings-swapped
     step-on-scaled-gradients
 duplicate-samples: loader-workers-alike
+ema-broken: sum-stands-still
 eval-classes-renamed: eval-input-differs predictions-misaligned
 eval-loss-rising: eval-classes-renamed eval-in-train-mode eval-input-differs eval-input-scale eval-on-training-data
     eval-target-scale norm-statistics-nonfinite running-stats-frozen running-stats-lost stochastic-eval sum-stands-still

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from roundoff.diagnose.numbers.stagnant_sums import stagnant_sums
-from roundoff.runs import LostNumbers, Severity
+from roundoff.runs import AveragesProbe, LostNumbers, Severity, WeightCopy
 from tests.run_folders import write_run
 
 
@@ -25,3 +25,16 @@ def test_a_sum_that_stands_still_is_reported(tmp_path: Path, site: str, severity
 def test_other_lost_numbers_are_of_another_rule(tmp_path: Path) -> None:
     lost = LostNumbers(step=7, kind="rounded", function="to", site="<loop>")
     assert stagnant_sums(write_run(tmp_path / "run", lost)) == []
+
+
+@pytest.mark.parametrize(
+    ("dtype", "share", "num_found"), [("bfloat16", 0.93, 1), ("bfloat16", 0.3, 0), ("float32", None, 0)]
+)
+def test_an_average_whose_steps_are_rounded_away_is_reported(
+    tmp_path: Path, dtype: str, share: float | None, num_found: int
+) -> None:
+    copy = WeightCopy(num_writes=15, moved=0.1, dtype=dtype, still_share=share)
+    probe = AveragesProbe(step=19, parameter="0.weight", moved=2.0, copies=(copy,), scales=(), num_holders=1)
+    findings = stagnant_sums(write_run(tmp_path / "run", probe))
+    assert [finding.rule for finding in findings] == ["sum-stands-still"] * num_found
+    assert all("93% of the numbers that differ from the weight's did not change" in one.why for one in findings)

@@ -46,6 +46,25 @@ def test_a_copy_that_is_written_to_is_followed(tmp_path: Path) -> None:
     assert 0 < found["copies"][0]["moved"] < 2 * found["moved"]
 
 
+def test_small_steps_of_a_narrow_copy_are_rounded_away(tmp_path: Path) -> None:
+    def still_share(name: str, decay: float, dtype: torch.dtype) -> Any:
+        def averaging(model: nn.Module) -> Callable[[], None]:
+            average = copy.deepcopy(model).to(dtype)
+
+            def update() -> None:
+                average.weight.lerp_(model.weight.to(dtype), 1 - decay)
+
+            return update
+
+        (found,) = seen(tmp_path / name, averaging)
+        assert found["copies"][0]["dtype"] == str(dtype).removeprefix("torch.")
+        return found["copies"][0].get("still_share")
+
+    assert still_share("slow", 0.999, torch.bfloat16) > 0.8
+    assert still_share("quick", 0.8, torch.bfloat16) < 0.1
+    assert still_share("wide", 0.999, torch.float32) is None
+
+
 def test_a_weight_that_is_averaged_with_itself_is_seen_to_shrink(tmp_path: Path) -> None:
     def averaging(model: nn.Module) -> Callable[[], None]:
         shadow = model.state_dict()

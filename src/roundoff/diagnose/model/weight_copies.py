@@ -75,6 +75,7 @@ def _tie_finding(look: Structure, embedding: ParameterFacts, other: ParameterFac
         name="ema-broken",
         means="The average of the weights does not work: it shares memory with the weights, or it never changes.",
         fix="Average into clones: `average.lerp_(weight, 1 - decay)`.",
+        follows_from=("sum-stands-still",),
     ),
     order=330,
     checks="averages of the weights (EMA)",
@@ -143,7 +144,7 @@ _HARDLY = 0.1
         means="The decay of the average (EMA) is so close to 1 that it still consists of the initial weights when the "
         "training ends.",
         fix="Use a decay that fits the number of steps, or one that grows: `min(decay, (1 + step) / (10 + step))`.",
-        follows_from=("ema-broken",),
+        follows_from=("ema-broken", "sum-stands-still"),
     ),
     order=332,
     checks="averages of the weights that are too slow for the training",
@@ -184,7 +185,7 @@ def slow_averages(run: Run) -> Finding | None:
         "they were: the running statistics of norms, or parameters that joined later.",
         fix="Copy or average the buffers too, after each update, or recompute statistics before the copy is used: "
         "`torch.optim.swa_utils.update_bn`.",
-        follows_from=("ema-broken", "running-stats-frozen", "running-stats-lost"),
+        follows_from=("ema-broken", "sum-stands-still", "running-stats-frozen", "running-stats-lost"),
     ),
     order=335,
     checks="copies of the model that follow it only in part",

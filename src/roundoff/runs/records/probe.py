@@ -178,6 +178,10 @@ class WeightCopy:
 
     num_writes: int
     moved: float
+    dtype: str | None = optional_field(None)
+    still_share: float | None = optional_field(None)
+    """In a narrow format, of its numbers that are farther from the weight's than the next number of the format: the
+    share that none of the writes changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

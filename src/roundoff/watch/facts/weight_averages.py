@@ -22,6 +22,9 @@ _MAX_ELEMENTS = 2**22
 _MAX_COPIES = 16
 _MAX_DISTANCE = 0.5
 """In units of the weight's norm: a tensor farther away is not a copy."""
+_NARROW = (torch.bfloat16, torch.float16)
+_FORMATS = (*_NARROW, torch.float32, torch.float64)
+"""A copy may have another one than the weight."""
 
 
 class WeightAverages:
@@ -82,24 +85,31 @@ class WeightAverages:
             return
         self._weight, self._start = ref(weight), weight.detach().clone()
         found = [x for x in gc.get_objects() if type(x) in (Tensor, nn.Parameter) and _is_like(x, weight)]
-        distances = [(x.detach() - weight.detach()).norm() for x in found]
+        distances = [(x.detach().to(weight.dtype) - weight.detach()).norm() for x in found]
         norm, *apart = map(float, (yield [weight.detach().norm(), *distances]))
         near = [x for x, distance in zip(found, apart, strict=True) if distance <= _MAX_DISTANCE * norm]
         self._copies = [(ref(x), x.detach().clone(), x._version) for x in near[:_MAX_COPIES]]
 
     def _describe(self, weight: Tensor, step: int) -> Reading[AveragesProbe | None]:
         assert self._start is not None
-        written: list[tuple[int, Tensor]] = []
+        written: list[tuple[int, Tensor, Tensor]] = []
         for reference, before, version in self._copies:
             x = reference()
             # An average is written in every step; the watch's own snapshots are written less often and do not count.
             if x is not None and x.shape == before.shape and x._version - version >= LAST_STEP - FIRST_STEP:
-                written.append((x._version - version, (x.detach() - before).norm()))
-        distances = [(weight.detach() - self._start).norm(), *(distance for _, distance in written)]
-        moved, *distances_of_copies = map(float, (yield distances))
+                written.append((x._version - version, x.detach(), before))
+        distances = [(x - before).norm() for _, x, before in written]
+        still = [_still_share(x, before, weight.detach()) for _, x, before in written if x.dtype in _NARROW]
+        moved, *found = map(float, (yield [(weight.detach() - self._start).norm(), *distances, *still]))
+        shares = iter(found[len(written) :])
         copies = [
-            WeightCopy(num_writes=num, moved=distance)
-            for (num, _), distance in zip(written, distances_of_copies, strict=True)
+            WeightCopy(
+                num_writes=num,
+                moved=distance,
+                dtype=str(x.dtype).removeprefix("torch."),
+                still_share=next(shares) if x.dtype in _NARROW else None,
+            )
+            for (num, x, _), distance in zip(written, found, strict=False)
         ]
         if not copies and not self._scales:
             return None
@@ -116,8 +126,14 @@ class WeightAverages:
 def _is_like(x: Tensor, weight: Tensor) -> bool:
     if has_no_memory(x) or x.is_inference() or x.shape != weight.shape:
         return False
-    same = x.dtype == weight.dtype and x.device == weight.device
-    return same and storage_of(x) != storage_of(weight)
+    alike = x.dtype == weight.dtype or (x.dtype in _FORMATS and weight.dtype in _FORMATS)
+    return alike and x.device == weight.device and storage_of(x) != storage_of(weight)
+
+
+def _still_share(x: Tensor, before: Tensor, weight: Tensor) -> Tensor:
+    """Return the share of numbers as they were before, of those at least two numbers of the format from the weight."""
+    apart = (x.float() - weight.float()).abs() > 2 * torch.finfo(x.dtype).eps * x.float().abs()
+    return (apart & (x == before)).sum() / apart.sum().clamp(min=1)
 
 
 def _num_holders(weight: Tensor, training: Training) -> int:
