@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -42,12 +43,14 @@ class StepTensors:
 def read_step(run: Run, step: int) -> StepTensors:
     """Read the named tensors of a step, of one rank among those with the same hashes."""
     ranks = run.ranks
+    contents = _contents_by_kind(run, step) if len(ranks) > 1 else {}
+    open_file = functools.cache(functools.partial(tensor_file, run, step))
     readers: set[int] = set()
     found: dict[Kind, dict[str, list[RankTensor]]] = {}
     for kind in ("parameter", "gradient", "input"):
-        groups = _equal_ranks(run, step, kind, ranks)
+        groups = _equal_ranks(contents.get(kind, {}), ranks)
         readers |= {group[0] for group in groups}
-        found[kind] = _read_kind(run, step, kind, groups)
+        found[kind] = _read_kind(run, step, kind, groups, open_file)
     return StepTensors(
         ranks=tuple(ranks),
         parameters=found["parameter"],
@@ -65,16 +68,18 @@ def tensor_file(run: Run, step: int, rank: int) -> TensorFile | None:
         return None
 
 
-def _equal_ranks(run: Run, step: int, kind: Kind, ranks: Sequence[int]) -> list[list[int]]:
-    """Group the ranks whose tensors of a kind have the same hashes; each on its own where there are no hashes."""
-    if len(ranks) == 1:
-        return [list(ranks)]
+def _contents_by_kind(run: Run, step: int) -> dict[str, dict[int, list[tuple[str, int, int]]]]:
+    """Return name, microbatch and hash of each tensor, by its kind and rank."""
     rows = run.hashes(step=step)
-    contents: dict[int, list[tuple[str, int, int]]] = defaultdict(list)
+    contents: dict[str, dict[int, list[tuple[str, int, int]]]] = defaultdict(lambda: defaultdict(list))
     columns = [rows[name].to_list() for name in ("rank", "kind", "name", "microbatch", "hash")]
-    for rank, of_kind, name, microbatch, hash_ in zip(*columns, strict=True):
-        if of_kind == kind:
-            contents[rank].append((name, microbatch, hash_))
+    for rank, kind, name, microbatch, hash_ in zip(*columns, strict=True):
+        contents[kind][rank].append((name, microbatch, hash_))
+    return contents
+
+
+def _equal_ranks(contents: Mapping[int, list[tuple[str, int, int]]], ranks: Sequence[int]) -> list[list[int]]:
+    """Group the ranks whose tensors of a kind have the same hashes; each on its own where there are no hashes."""
     groups: dict[object, list[int]] = defaultdict(list)
     for rank in ranks:
         content = contents.get(rank)
@@ -82,10 +87,16 @@ def _equal_ranks(run: Run, step: int, kind: Kind, ranks: Sequence[int]) -> list[
     return list(groups.values())
 
 
-def _read_kind(run: Run, step: int, kind: Kind, groups: Iterable[Sequence[int]]) -> dict[str, list[RankTensor]]:
+def _read_kind(
+    run: Run,
+    step: int,
+    kind: Kind,
+    groups: Iterable[Sequence[int]],
+    open_file: Callable[[int], TensorFile | None],
+) -> dict[str, list[RankTensor]]:
     found: dict[str, dict[tuple[int, str], RankTensor]] = defaultdict(dict)
     for ranks in groups:
-        file = tensor_file(run, step, ranks[0])
+        file = open_file(ranks[0])
         for event in run.iter_events(step=step, rank=ranks[0], op=kind):
             if event.phase == "eval":
                 continue

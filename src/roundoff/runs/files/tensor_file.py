@@ -325,7 +325,7 @@ def _read_header(file: BinaryIO) -> tuple[dict[str, TensorEntry], dict[str, str]
     length = int.from_bytes(file.read(8), "little")
     if size < 8 or length > min(MAX_HEADER_BYTES, size - 8):
         raise ValueError(f"its header claims {length} bytes, and the file has {size}")
-    header: Any = from_json(file.read(length))
+    header: Any = from_json(file.read(length).rstrip(b" "))  # in a large file, a megabyte of padding
     entries, metadata = parse_entries(header, start=8 + length, file_size=size)
     aliases: Any = from_json(metadata.get("aliases", "{}"))
     for alias, key in aliases.items():
